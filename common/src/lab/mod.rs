@@ -1,0 +1,1 @@
+//! Measuring: interleaved rounds, statistics, machine facts, result rows, claims.

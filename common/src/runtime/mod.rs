@@ -1,0 +1,1 @@
+//! A model running: files, tokenizer, forward pass, thread pool, speculation, perplexity.

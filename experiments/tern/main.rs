@@ -1,0 +1,3 @@
+//! The `tern` tool.
+
+fn main() {}
