@@ -1,0 +1,374 @@
+//! How a whole matrix lies in memory: as the file stores it, or interleaved by rows for a kernel.
+//!
+//! A repacked matrix takes exactly the bytes of its source and is repacked in place. Rows past the
+//! last full tile keep their stock blocks at the end: `[tiles][tail rows]`.
+//!
+//! The interleaved layouts are one family. Each moves four bytes of a row (16 weights) at a time
+//! through [`crumbs::transpose`], with three parameters:
+//!
+//! * `stride`: in each run of 16*stride weights of a row, byte m holds weights m, m+4*stride,
+//!   m+8*stride, m+12*stride in slots 0 to 3; a run takes 4*stride bytes;
+//! * `interleave`: that many rows take turns, a run each;
+//! * `strip`: whether the scales of all tiles follow the codes of all tiles,
+//!   `d[tile][block][row]`, or lead each block of their own tile, `d[row]`.
+//!
+//! | layout | rows a tile | interleave | stride | strip |
+//! |---|---|---|---|---|
+//! | slot16 | 4 | 4 | 4 | no |
+//! | row-pair | 4 | 2 | 2 | no |
+//! | wide-row | 8 or 16 | all | 1 | yes |
+
+use anyhow::{Result, ensure};
+use half::f16;
+
+use super::{Format, crumbs, tq2_0};
+
+/// Rows in a tile of a wide layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TileRows {
+    /// Eight 32-bit lanes: 256-bit vectors.
+    R8 = 8,
+    /// Sixteen 32-bit lanes: 512-bit vectors.
+    R16 = 16,
+}
+
+/// How a matrix lies in memory. See the [module documentation](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Layout {
+    /// As the file stores it.
+    Stock(Format),
+    /// PQ2_0 in tiles of four rows, 16 consecutive weights of a row a slot.
+    Slot16,
+    /// PQ2_0 in tiles of four rows, 8 consecutive weights of a row a slot, rows in pairs.
+    RowPair,
+    /// Two-bit codes in tiles of 8 or 16 rows: a 32-bit lane holds 16 weights of a row, 4 a slot.
+    Wide2 {
+        /// The two-bit format it is made from: Q2_0, PQ2_0 or TQ2_0.
+        source: Format,
+        /// Rows in a tile.
+        rows: TileRows,
+    },
+}
+
+/// The parameters of an interleaved layout.
+#[derive(Clone, Copy)]
+struct Tiling {
+    rows: usize,
+    interleave: usize,
+    stride: usize,
+    strip: bool,
+}
+
+/// A matrix split into what its kernels take.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// Full tiles.
+    pub tiles: usize,
+    /// The tiles; without their scales where those stand in a strip.
+    pub codes: &'a [u8],
+    /// The strip of scales, `d[tile][block][row]`, two bytes each; empty without one.
+    pub scales: &'a [u8],
+    /// Stock rows past the last full tile (all rows of a stock layout).
+    pub tail: &'a [u8],
+}
+
+/// Two-bit codes and their scales, one by one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unpacked {
+    /// `rows * cols` codes, row after row.
+    pub codes: Vec<u8>,
+    /// Bits of a scale for each block, row after row.
+    pub scales: Vec<u16>,
+}
+
+impl Layout {
+    /// The name in result rows: `stock` for PQ2_0 as stored, else the format or the layout.
+    /// 8 and 16 rows share a name: it is the same layout at another vector width.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Layout::Stock(Format::Pq2_0) => "stock",
+            Layout::Stock(format) => format.name(),
+            Layout::Slot16 => "slot16",
+            Layout::RowPair => "row-pair",
+            Layout::Wide2 {
+                source: Format::Q2_0,
+                ..
+            } => "wide-row-q2_0",
+            Layout::Wide2 {
+                source: Format::Tq2_0,
+                ..
+            } => "wide-row-tq2_0",
+            Layout::Wide2 { .. } => "wide-row",
+        }
+    }
+
+    /// The format that the matrix has before it is repacked, and that its tail rows keep.
+    pub const fn source(self) -> Format {
+        match self {
+            Layout::Stock(format) | Layout::Wide2 { source: format, .. } => format,
+            Layout::Slot16 | Layout::RowPair => Format::Pq2_0,
+        }
+    }
+
+    /// Rows in a tile; 1 for a stock layout.
+    pub const fn tile_rows(self) -> usize {
+        match self {
+            Layout::Stock(_) => 1,
+            Layout::Slot16 | Layout::RowPair => 4,
+            Layout::Wide2 { rows, .. } => rows as usize,
+        }
+    }
+
+    const fn tiling(self) -> Option<Tiling> {
+        let rows = self.tile_rows();
+        let (interleave, stride, strip) = match self {
+            Layout::Stock(_) => return None,
+            Layout::Slot16 => (4, 4, false),
+            Layout::RowPair => (2, 2, false),
+            Layout::Wide2 { .. } => (rows, 1, true),
+        };
+        Some(Tiling {
+            rows,
+            interleave,
+            stride,
+            strip,
+        })
+    }
+
+    /// Checks that `len` bytes are this matrix, and returns the bytes of a stock row.
+    fn check(self, len: usize, rows: usize, cols: usize) -> Result<usize> {
+        let source = self.source();
+        ensure!(
+            matches!(self, Layout::Stock(_))
+                || matches!(source, Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0),
+            "{}: made from a two-bit format, found {source}",
+            self.name()
+        );
+        let expected = source.matrix_bytes(rows, cols)?;
+        ensure!(
+            len == expected,
+            "{}: {rows} rows of {cols} weights take {expected} bytes, found {len}",
+            self.name()
+        );
+        source.row_bytes(cols)
+    }
+
+    /// The tiles, the scales and the tail of a matrix in this layout.
+    ///
+    /// # Errors
+    /// A length that does not fit the shape.
+    pub fn parts(self, bytes: &[u8], rows: usize, cols: usize) -> Result<Parts<'_>> {
+        let row_bytes = self.check(bytes.len(), rows, cols)?;
+        let Some(tiling) = self.tiling() else {
+            return Ok(Parts {
+                tiles: 0,
+                codes: &[],
+                scales: &[],
+                tail: bytes,
+            });
+        };
+        let tiles = rows / tiling.rows;
+        let (tiled, tail) = bytes.split_at(tiles * tiling.rows * row_bytes);
+        let scales = tiles * tiling.rows * (cols / self.source().block_weights()) * 2;
+        let strip = if tiling.strip { scales } else { 0 };
+        let (codes, scales) = tiled.split_at(tiled.len() - strip);
+        Ok(Parts {
+            tiles,
+            codes,
+            scales,
+            tail,
+        })
+    }
+
+    /// Turns stock bytes into this layout, in place. Takes a tile of temporary memory, and where
+    /// the scales stand in a strip, the strip.
+    ///
+    /// # Errors
+    /// A length that does not fit the shape, a source that is not two-bit.
+    pub fn repack_in_place(self, bytes: &mut [u8], rows: usize, cols: usize) -> Result<()> {
+        let row_bytes = self.check(bytes.len(), rows, cols)?;
+        let Some(tiling) = self.tiling() else {
+            return Ok(());
+        };
+        let plan = Plan::new(self.source(), tiling, rows, row_bytes);
+        let mut tile = vec![0; plan.tile_bytes];
+        let mut strip = vec![0; plan.strip_bytes()];
+        let mut ordered = [0; 64];
+        // Codes move to the left of what is read next, so the tiles go in order.
+        for t in 0..plan.tiles {
+            tile.copy_from_slice(&bytes[t * plan.tile_bytes..][..plan.tile_bytes]);
+            for b in 0..plan.blocks {
+                for r in 0..tiling.rows {
+                    let block = &tile[r * row_bytes + b * plan.block_bytes..][..plan.block_bytes];
+                    let (d, qs) = split_block(self.source(), block);
+                    let scale_at = plan.scale_at(t, b, r);
+                    let scales = if tiling.strip {
+                        &mut strip
+                    } else {
+                        &mut *bytes
+                    };
+                    scales[scale_at..][..2].copy_from_slice(d);
+                    let qs = match self.source() {
+                        Format::Tq2_0 => {
+                            tq2_0::to_order_of_k(qs, &mut ordered);
+                            &ordered[..]
+                        }
+                        _ => qs,
+                    };
+                    for w in 0..plan.words {
+                        bytes[plan.word_at(t, b, r, w)..][..4].copy_from_slice(&crumbs::gather(
+                            qs,
+                            tiling.stride,
+                            w,
+                        ));
+                    }
+                }
+            }
+        }
+        bytes[plan.strip_start()..][..strip.len()].copy_from_slice(&strip);
+        Ok(())
+    }
+
+    /// The inverse of [`Layout::repack_in_place`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_in_place(self, bytes: &mut [u8], rows: usize, cols: usize) -> Result<()> {
+        let row_bytes = self.check(bytes.len(), rows, cols)?;
+        let Some(tiling) = self.tiling() else {
+            return Ok(());
+        };
+        let plan = Plan::new(self.source(), tiling, rows, row_bytes);
+        let mut tile = vec![0; plan.tile_bytes];
+        let strip = bytes[plan.strip_start()..][..plan.strip_bytes()].to_vec();
+        let mut ordered = [0; 64];
+        for t in (0..plan.tiles).rev() {
+            for b in 0..plan.blocks {
+                for r in 0..tiling.rows {
+                    let block =
+                        &mut tile[r * row_bytes + b * plan.block_bytes..][..plan.block_bytes];
+                    let (d, qs) = split_block_mut(self.source(), block);
+                    let scales = if tiling.strip { &strip } else { &*bytes };
+                    d.copy_from_slice(&scales[plan.scale_at(t, b, r)..][..2]);
+                    let in_order = match self.source() {
+                        Format::Tq2_0 => &mut ordered[..],
+                        _ => &mut *qs,
+                    };
+                    for w in 0..plan.words {
+                        let at = plan.word_at(t, b, r, w);
+                        let word = std::array::from_fn(|i| bytes[at + i]);
+                        crumbs::scatter(word, tiling.stride, w, in_order);
+                    }
+                    if self.source() == Format::Tq2_0 {
+                        tq2_0::from_order_of_k(&ordered, qs);
+                    }
+                }
+            }
+            bytes[t * plan.tile_bytes..][..plan.tile_bytes].copy_from_slice(&tile);
+        }
+        Ok(())
+    }
+
+    /// The codes and the scales of a matrix in this layout, for tests and inspection.
+    ///
+    /// # Errors
+    /// A length that does not fit the shape, a format that is not ternary.
+    pub fn unpack(self, bytes: &[u8], rows: usize, cols: usize) -> Result<Unpacked> {
+        self.check(bytes.len(), rows, cols)?;
+        let mut stock = bytes.to_vec();
+        self.restore_in_place(&mut stock, rows, cols)?;
+        let source = self.source();
+        let mut codes = vec![0; rows * cols];
+        let mut scales = vec![f16::ZERO; codes.len() / source.block_weights()];
+        source.unpack(&stock, &mut codes, &mut scales)?;
+        let scales = scales.into_iter().map(f16::to_bits).collect();
+        Ok(Unpacked { codes, scales })
+    }
+}
+
+/// Where everything of an interleaved matrix stands.
+struct Plan {
+    tiling: Tiling,
+    tiles: usize,
+    /// Blocks in a row.
+    blocks: usize,
+    block_bytes: usize,
+    tile_bytes: usize,
+    /// Words of four bytes in a block of one row.
+    words: usize,
+}
+
+impl Plan {
+    fn new(source: Format, tiling: Tiling, rows: usize, row_bytes: usize) -> Self {
+        Plan {
+            tiling,
+            tiles: rows / tiling.rows,
+            blocks: row_bytes / source.block_bytes(),
+            block_bytes: source.block_bytes(),
+            tile_bytes: tiling.rows * row_bytes,
+            words: source.block_weights() / 16,
+        }
+    }
+
+    fn strip_bytes(&self) -> usize {
+        if self.tiling.strip {
+            self.tiles * self.blocks * self.tiling.rows * 2
+        } else {
+            0
+        }
+    }
+
+    fn strip_start(&self) -> usize {
+        self.tiles * self.tile_bytes - self.strip_bytes()
+    }
+
+    /// Of a scale: in the strip, or in the matrix.
+    fn scale_at(&self, t: usize, b: usize, r: usize) -> usize {
+        let rows = self.tiling.rows;
+        let block = t * self.blocks + b;
+        if self.tiling.strip {
+            (block * rows + r) * 2
+        } else {
+            block * rows * self.block_bytes + r * 2
+        }
+    }
+
+    /// Of word `w` of row `r` of a block.
+    fn word_at(&self, t: usize, b: usize, r: usize, w: usize) -> usize {
+        let Tiling {
+            rows,
+            interleave,
+            stride,
+            strip,
+        } = self.tiling;
+        let block = t * self.blocks + b;
+        let codes = if strip {
+            block * rows * self.words * 4
+        } else {
+            block * rows * self.block_bytes + rows * 2
+        };
+        let run = r / interleave * self.words / stride + w / stride;
+        codes + ((run * interleave + r % interleave) * stride + w % stride) * 4
+    }
+}
+
+/// (scale, codes) of a two-bit block.
+fn split_block(source: Format, block: &[u8]) -> (&[u8], &[u8]) {
+    match source {
+        Format::Tq2_0 => {
+            let (qs, d) = block.split_at(64);
+            (d, qs)
+        }
+        _ => block.split_at(2),
+    }
+}
+
+fn split_block_mut(source: Format, block: &mut [u8]) -> (&mut [u8], &mut [u8]) {
+    match source {
+        Format::Tq2_0 => {
+            let (qs, d) = block.split_at_mut(64);
+            (d, qs)
+        }
+        _ => block.split_at_mut(2),
+    }
+}

@@ -1,0 +1,353 @@
+use half::f16;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Bytes that differ from place to place and repeat late.
+fn noise(n: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        (x >> 32) as u8
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+const LAYOUTS: [Layout; 8] = {
+    use Format::*;
+    use TileRows::*;
+    const fn wide(source: Format, rows: TileRows) -> Layout {
+        Layout::Wide2 { source, rows }
+    }
+    [
+        Layout::Slot16,
+        Layout::RowPair,
+        wide(Pq2_0, R8),
+        wide(Pq2_0, R16),
+        wide(Q2_0, R8),
+        wide(Q2_0, R16),
+        wide(Tq2_0, R8),
+        wide(Tq2_0, R16),
+    ]
+};
+
+#[test]
+fn ids_names_and_lengths() {
+    for f in Format::ALL {
+        assert_eq!(Format::from_ggml_id(f.ggml_id()), Some(f));
+        assert_eq!(Format::from_name(f.name()), Some(f));
+        assert_eq!(
+            f.row_bytes(3 * f.block_weights()).unwrap(),
+            3 * f.block_bytes()
+        );
+        assert!(f.matrix_bytes(usize::MAX, 256).is_err());
+    }
+    assert_eq!(Format::from_ggml_id(36), None);
+    let e = Format::Pq2_0.row_bytes(100).unwrap_err().to_string();
+    assert!(
+        e.contains("pq2_0") && e.contains("100") && e.contains("128"),
+        "{e}"
+    );
+    assert!(Format::F32.row_bytes(usize::MAX).is_err());
+}
+
+/// Each code alone in each place, then mixed, with scales of odd bits.
+fn round_trip<B: Ternary<N>, const N: usize>(max: u8) {
+    let d = f16::from_bits(0x7E35); // a NaN with a payload
+    let mut all: Vec<[u8; N]> = (0..=max).map(|u| [u; N]).collect();
+    for k in 0..N {
+        for u in 0..=max {
+            let mut codes = [1; N];
+            codes[k] = u;
+            all.push(codes);
+        }
+    }
+    for seed in 0..50 {
+        let bytes = noise(N, seed);
+        all.push(std::array::from_fn(|k| bytes[k] % (max + 1)));
+    }
+    for codes in &all {
+        let block = B::pack(d, codes).unwrap();
+        assert_eq!(&block.codes(), codes);
+        assert_eq!(block.scale().to_bits(), d.to_bits());
+        let two = B::pack(f16::from_f32(2.0), codes).unwrap();
+        let weights = codes.map(|u| 2.0 * (f32::from(u) - 1.0));
+        assert_eq!(two.dequantize(), weights);
+    }
+    let mut codes = [0; N];
+    codes[N - 1] = max + 1;
+    let e = B::pack(d, &codes).err().unwrap().to_string();
+    assert!(
+        e.contains(&format!("code {} at weight {}", max + 1, N - 1)),
+        "{e}"
+    );
+}
+
+#[test]
+fn every_code_round_trips() {
+    round_trip::<BlockPq2_0, 128>(3);
+    round_trip::<BlockQ2_0, 64>(3);
+    round_trip::<BlockTq2_0, 256>(3);
+    round_trip::<BlockPtq1_0, 128>(2);
+    round_trip::<BlockTq1_0, 256>(2);
+}
+
+/// The byte and slot or digit of single weights, from the description of each format.
+#[test]
+fn places_of_single_weights() {
+    fn only<B: Ternary<N>, const N: usize>(k: usize, u: u8) -> Vec<u8> {
+        let mut codes = [0; N];
+        codes[k] = u;
+        let block = B::pack(f16::ONE, &codes).unwrap();
+        bytemuck::bytes_of(&block).to_vec()
+    }
+    let at = |bytes: &[u8]| -> Vec<(usize, u8)> {
+        let set = |(j, &b): (usize, &u8)| (b != 0).then_some((j, b));
+        bytes.iter().enumerate().filter_map(set).collect()
+    };
+    let one = (1, 0x3C); // the high byte of the scale 1.0
+    assert_eq!(at(&only::<BlockPq2_0, 128>(127, 3)), [one, (33, 3 << 6)]);
+    assert_eq!(at(&only::<BlockQ2_0, 64>(5, 2)), [one, (3, 2 << 2)]);
+    assert_eq!(
+        at(&only::<BlockTq2_0, 256>(128 + 64 + 5, 3)),
+        [(37, 3 << 4), (65, 0x3C)]
+    );
+    let b3 = |q: u32| (q * 256).div_ceil(243) as u8;
+    let ptq = |k, u| at(&only::<BlockPtq1_0, 128>(k, u));
+    assert_eq!(ptq(0, 2), [(0, b3(2 * 81)), (27, 0x3C)]);
+    assert_eq!(ptq(79, 1), [(15, b3(1)), (27, 0x3C)]);
+    assert_eq!(ptq(80 + 8 + 3, 1), [(19, b3(27)), (27, 0x3C)]);
+    assert_eq!(ptq(120 + 3, 1), [(25, b3(27)), (27, 0x3C)]);
+    assert_eq!(ptq(127, 2), [(25, b3(2 * 3)), (27, 0x3C)]);
+    let tq = |k, u| at(&only::<BlockTq1_0, 256>(k, u));
+    assert_eq!(tq(33, 1), [(1, b3(27)), (53, 0x3C)]);
+    assert_eq!(tq(160 + 17, 1), [(33, b3(27)), (53, 0x3C)]);
+    assert_eq!(tq(240 + 5, 2), [(49, b3(2 * 27)), (53, 0x3C)]);
+}
+
+#[test]
+fn base3_is_lossless_and_every_byte_decodes() {
+    for q in 0..243u32 {
+        let digits = std::array::from_fn(|n| (q / 3u32.pow(4 - n as u32) % 3) as u8);
+        let byte = base3::encode(digits);
+        assert_eq!(std::array::from_fn(|n| base3::digit(byte, n)), digits);
+    }
+    for byte in 0..=255 {
+        let digits: [u8; 5] = std::array::from_fn(|n| base3::digit(byte, n));
+        assert!(digits.iter().all(|&u| u < 3));
+        // A byte that no packing writes still reads as some number.
+        let again = base3::encode(digits);
+        assert_eq!(std::array::from_fn(|n| base3::digit(again, n)), digits);
+    }
+}
+
+#[test]
+fn two_thresholds_make_a_digit() {
+    for v in 0..256u32 {
+        assert_eq!(3 * v / 256, u32::from(v >= 86) + u32::from(v >= 171));
+    }
+}
+
+#[test]
+fn conversions_are_exact() {
+    for seed in 0..50 {
+        let bytes = noise(128, seed);
+        let codes: [u8; 128] = std::array::from_fn(|k| bytes[k] % 3);
+        let d = f16::from_bits(u16::from_le_bytes([bytes[0], bytes[1]]));
+        let two = BlockPq2_0::pack(d, &codes).unwrap();
+        let three: BlockPtq1_0 = convert(&two).unwrap();
+        let again: BlockPq2_0 = convert(&three).unwrap();
+        assert_eq!(three.codes(), codes);
+        assert_eq!(bytemuck::bytes_of(&again), bytemuck::bytes_of(&two));
+        let halves = BlockQ2_0::from_pq2_0(&two);
+        let joined: Vec<u8> = halves.iter().flat_map(|h| h.codes()).collect();
+        assert_eq!(joined, codes);
+        assert!(halves.iter().all(|h| h.scale().to_bits() == d.to_bits()));
+    }
+    let code3 = BlockPq2_0::pack(f16::ONE, &[3; 128]).unwrap();
+    assert!(convert::<_, BlockPtq1_0, 128>(&code3).is_err());
+}
+
+#[test]
+fn q4_0_and_q8_0_follow_the_reference() {
+    let mut x = [0.0; 32];
+    x[..5].copy_from_slice(&[-4.0, 4.0, 3.75, 0.25, -0.25]);
+    let q4 = BlockQ4_0::quantize(&x); // d = 0.5: the first of the largest is -4
+    assert_eq!(q4.d.to_f32_const(), 0.5);
+    assert_eq!(q4.codes()[..6], [0, 15, 15, 9, 8, 8]);
+    assert_eq!(q4.dequantize()[..4], [-4.0, 3.5, 3.5, 0.5]);
+    assert_eq!(
+        BlockQ4_0::quantize(&x.map(|x| -x)).codes()[..3],
+        [0, 15, 15]
+    );
+    assert_eq!(BlockQ4_0::quantize(&[0.0; 32]).codes(), [8; 32]);
+
+    x[..5].copy_from_slice(&[127.0, 2.5, -2.5, 3.5, -0.4]);
+    let q8 = BlockQ8_0::quantize(&x);
+    assert_eq!(q8.qs[..5], [127, 3, -3, 4, 0]);
+    assert_eq!(q8.dequantize()[1], 3.0);
+    assert_eq!(BlockQ8_0::quantize(&[0.0; 32]).qs, [0; 32]);
+    // Not numbers, not finite: no panic.
+    for bad in [f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE / 1e6] {
+        x[7] = bad;
+        BlockQ4_0::quantize(&x);
+        BlockQ8_0::quantize(&x);
+    }
+}
+
+#[test]
+fn q8_k_follows_the_reference() {
+    let mut x = [0.0; 256];
+    x[..6].copy_from_slice(&[-127.0, 127.0, 2.5, 3.5, -2.5, 0.5]);
+    let q = BlockQ8K::quantize(&x);
+    assert_eq!((q.d, &q.qs[..6]), (1.0, &[-127, 127, 2, 4, -2, 0][..]));
+    assert_eq!(q.bsums[0], 4);
+    // A positive maximum turns the signs and makes d negative.
+    let q = BlockQ8K::quantize(&x.map(|x| -2.0 * x));
+    assert_eq!((q.d, q.qs[0]), (-2.0, -127));
+    assert_eq!(q.dequantize()[..2], [254.0, -254.0]);
+    assert_eq!(
+        BlockQ8K::quantize(&[0.0; 256]),
+        bytemuck::Zeroable::zeroed()
+    );
+    assert_eq!(BlockQ8K::quantize(&[1e-40; 256]).d, 0.0);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        x[200] = bad;
+        let q = BlockQ8K::quantize(&x);
+        assert!(q.d.is_nan() && q.qs == [0; 256]);
+    }
+    x[200] = f32::MAX;
+    assert!(BlockQ8K::quantize(&x).qs.iter().all(|&q| q >= -127));
+}
+
+#[test]
+fn plain_numbers_dequantize_at_any_address() {
+    let bytes = [0xFF, 0x00, 0x00, 0xC0, 0x3F, 0x00, 0x00, 0x80, 0xBF];
+    let mut out = [0.0; 2];
+    Format::F32.dequantize(&bytes[1..], &mut out).unwrap();
+    assert_eq!(out, [1.5, -1.0]);
+    Format::F16
+        .dequantize(&[0x00, 0x3E, 0x00, 0xBC], &mut out)
+        .unwrap();
+    assert_eq!(out, [1.5, -1.0]);
+    Format::Bf16
+        .dequantize(&[0xC0, 0x3F, 0x80, 0xBF], &mut out)
+        .unwrap();
+    assert_eq!(out, [1.5, -1.0]);
+    assert!(Format::F32.dequantize(&bytes, &mut out).is_err());
+    assert!(
+        Format::F32
+            .unpack(&bytes[1..], &mut [0; 2], &mut [f16::ZERO; 2])
+            .is_err()
+    );
+}
+
+/// Where the code of weight (row, k) of block b of tile t stands, from the layout's description:
+/// (byte, slot), and the byte of its scale. Written apart from the code under test.
+fn place(l: Layout, rows: usize, cols: usize, r: usize, k: usize) -> (usize, usize, usize) {
+    let group = l.source().block_weights();
+    let (tile, row) = (r / l.tile_rows(), r % l.tile_rows());
+    let (blocks, b, k) = (cols / group, k / group, k % group);
+    let four = (tile * blocks + b) * 136;
+    match l {
+        Layout::RowPair => {
+            let (wd, s) = (k / 32, k / 8 % 4);
+            let j = (row % 2) * 8 + k % 8;
+            (four + 8 + row / 2 * 64 + wd * 16 + j, s, four + 2 * row)
+        }
+        Layout::Slot16 => {
+            let byte = k / 64 * 64 + row * 16 + k % 16;
+            (four + 8 + byte, k / 16 % 4, four + 2 * row)
+        }
+        Layout::Wide2 {
+            rows: tile_rows, ..
+        } => {
+            let tr = tile_rows as usize;
+            let codes = (tile * blocks + b) * tr * group / 4;
+            let strip = rows / tr * tr * cols / 4;
+            let scale = strip + ((tile * blocks + b) * tr + row) * 2;
+            (codes + (k / 16 * tr + row) * 4 + k % 4, k / 4 % 4, scale)
+        }
+        Layout::Stock(_) => unreachable!("not interleaved"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn repack_keeps_every_code_and_scale(
+        l in proptest::sample::select(&LAYOUTS[..]),
+        rows in 1usize..=40,
+        cols in proptest::sample::select(&[128usize, 256, 384, 640][..]),
+        seed: u64,
+    ) {
+        // TQ2_0 has blocks of 256.
+        let cols = cols.next_multiple_of(l.source().block_weights());
+        let f = l.source();
+        // Any bits: all codes, scales that are NaN, infinite, subnormal.
+        let stock = noise(f.matrix_bytes(rows, cols).unwrap(), seed);
+        let before = Layout::Stock(f).unpack(&stock, rows, cols).unwrap();
+        let mut bytes = stock.clone();
+        l.repack_in_place(&mut bytes, rows, cols).unwrap();
+        let full = rows / l.tile_rows() * l.tile_rows();
+        let tiled = full * f.row_bytes(cols).unwrap();
+        prop_assert_eq!(&bytes[tiled..], &stock[tiled..]);
+        for r in 0..full {
+            for k in 0..cols {
+                let (byte, slot, scale) = place(l, rows, cols, r, k);
+                prop_assert_eq!(bytes[byte] >> (2 * slot) & 3, before.codes[r * cols + k]);
+                let d = u16::from_le_bytes([bytes[scale], bytes[scale + 1]]);
+                prop_assert_eq!(d, before.scales[(r * cols + k) / f.block_weights()]);
+            }
+        }
+        prop_assert_eq!(l.unpack(&bytes, rows, cols).unwrap(), before);
+        let parts = l.parts(&bytes, rows, cols).unwrap();
+        prop_assert_eq!(parts.tiles * l.tile_rows(), full);
+        prop_assert_eq!([parts.codes, parts.scales, parts.tail].concat(), bytes.clone());
+        prop_assert_eq!(parts.tail.len(), bytes.len() - tiled);
+        l.restore_in_place(&mut bytes, rows, cols).unwrap();
+        prop_assert_eq!(bytes, stock);
+    }
+}
+
+#[test]
+fn four_stock_blocks_make_a_tile_and_bad_lengths_are_refused() {
+    assert_eq!(4 * size_of::<BlockPq2_0>(), 136);
+    for l in LAYOUTS {
+        let mut bytes = vec![0; 100];
+        let e = l
+            .repack_in_place(&mut bytes, 4, 256)
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains(l.name()) && e.contains("found 100"), "{e}");
+        assert!(l.unpack(&bytes, 4, 256).is_err());
+        assert!(l.parts(&bytes, 4, 100).is_err());
+        assert!(l.restore_in_place(&mut bytes, usize::MAX, 256).is_err());
+        l.repack_in_place(&mut [], 0, 256).unwrap();
+        l.repack_in_place(&mut [], 4, 0).unwrap();
+    }
+    let f32s = Layout::Wide2 {
+        source: Format::F32,
+        rows: TileRows::R8,
+    };
+    let e = f32s
+        .repack_in_place(&mut [0; 4096], 8, 128)
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("two-bit") && e.contains("f32"), "{e}");
+}
+
+proptest! {
+    #[test]
+    fn transpose_swaps_bytes_and_slots(x: u32) {
+        let at = |x: u32, s: usize, i: usize| x >> (8 * s + 2 * i) & 3;
+        for s in 0..4 {
+            for i in 0..4 {
+                prop_assert_eq!(at(crumbs::transpose(x), s, i), at(x, i, s));
+            }
+        }
+    }
+}
