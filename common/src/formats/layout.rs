@@ -144,6 +144,11 @@ impl Layout {
             "{}: made from a two-bit format, found {source}",
             self.name()
         );
+        ensure!(
+            cols > 0,
+            "{}: rows of 0 weights, expected at least a block",
+            self.name()
+        );
         let expected = source.matrix_bytes(rows, cols)?;
         ensure!(
             len == expected,

@@ -5,7 +5,10 @@
 //! hold the code 3 (value +2): it is kept and reported, never masked away.
 
 pub mod base3;
+pub mod bitcos;
+mod codes;
 pub mod crumbs;
+pub mod i2_s;
 pub mod layout;
 mod pq2_0;
 mod ptq1_0;
@@ -13,8 +16,11 @@ mod q2_0;
 mod q4_0;
 mod q8_0;
 mod q8_k;
+pub mod tl1;
+pub mod tl2;
 mod tq1_0;
 mod tq2_0;
+pub mod trits5;
 
 use std::fmt;
 
@@ -22,6 +28,9 @@ use anyhow::{Result, bail, ensure};
 use bytemuck::Pod;
 use half::{bf16, f16};
 
+pub use bitcos::Bitcos;
+pub use codes::Codes;
+pub use i2_s::I2S;
 pub use layout::{Layout, TileRows};
 pub use pq2_0::BlockPq2_0;
 pub use ptq1_0::BlockPtq1_0;
@@ -29,8 +38,11 @@ pub use q2_0::BlockQ2_0;
 pub use q4_0::BlockQ4_0;
 pub use q8_0::BlockQ8_0;
 pub use q8_k::BlockQ8K;
+pub use tl1::Tl1;
+pub use tl2::Tl2;
 pub use tq1_0::BlockTq1_0;
 pub use tq2_0::BlockTq2_0;
+pub use trits5::{BlockTrits5, BlockTrits160, BlockTrits640};
 
 /// A block of `N` weights along a row, as a file stores it.
 pub trait Block<const N: usize>: Pod {

@@ -327,7 +327,7 @@ fn four_stock_blocks_make_a_tile_and_bad_lengths_are_refused() {
         assert!(l.parts(&bytes, 4, 100).is_err());
         assert!(l.restore_in_place(&mut bytes, usize::MAX, 256).is_err());
         l.repack_in_place(&mut [], 0, 256).unwrap();
-        l.repack_in_place(&mut [], 4, 0).unwrap();
+        assert!(l.repack_in_place(&mut [], usize::MAX, 0).is_err());
     }
     let f32s = Layout::Wide2 {
         source: Format::F32,
@@ -349,5 +349,148 @@ proptest! {
                 prop_assert_eq!(at(crumbs::transpose(x), s, i), at(x, i, s));
             }
         }
+    }
+}
+
+/// Shapes around the tiles, groups and blocks of the whole-matrix formats.
+const SHAPES: [(usize, usize); 8] = [
+    (1, 1),
+    (1, 128),
+    (2, 130),
+    (31, 95),
+    (32, 96),
+    (33, 97),
+    (40, 640),
+    (65, 256),
+];
+
+fn ternary_noise(rows: usize, cols: usize) -> Vec<u8> {
+    noise(rows * cols, (rows * 1000 + cols) as u64)
+        .into_iter()
+        .map(|b| b % 3)
+        .collect()
+}
+
+fn scale_noise(n: usize) -> Vec<f16> {
+    let bytes = noise(2 * n, 5);
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| f16::from_le_bytes(*b))
+        .collect()
+}
+
+#[test]
+fn whole_matrix_formats_round_trip() {
+    for (rows, cols) in SHAPES {
+        let mut cases = vec![ternary_noise(rows, cols)];
+        cases.extend((0..3).map(|u| vec![u; rows * cols]));
+        for all in cases {
+            let codes = Codes::new(&all, rows, cols).unwrap();
+            for group in [i2_s::GROUP_X86, i2_s::GROUP_ARM] {
+                let m = I2S::pack(&codes, 0.37, group).unwrap();
+                assert_eq!((m.codes(), m.scale()), (all.clone(), 0.37));
+                assert_eq!(m.packed().len(), rows * m.padded_cols() / 4);
+                assert_eq!(m.bytes().len(), m.packed().len() + 32);
+            }
+            let tiles = rows.div_ceil(32);
+            let m = Tl1::pack(&codes, 0.37);
+            assert_eq!((m.codes(), m.scale()), (all.clone(), 0.37));
+            assert_eq!(m.pairs().len(), tiles * 32 * m.padded_cols() / 4);
+            let m = Tl2::pack(&codes, 0.37);
+            assert_eq!((m.codes(), m.scale()), (all.clone(), 0.37));
+            let (k3, k) = (m.triple_cols(), m.padded_cols());
+            assert_eq!(
+                m.triples().len() + m.signs().len(),
+                tiles * 32 * k3 / 3 * 5 / 8
+            );
+            assert_eq!(m.pairs().len(), tiles * 32 * (k - k3) / 4);
+
+            let scales = scale_noise(rows * cols.div_ceil(128));
+            let m = Bitcos::pack(&codes, &scales).unwrap();
+            assert_eq!(m.codes(), all);
+            let bits = |d: &[f16]| d.iter().map(|d| d.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(m.scales()), bits(&scales));
+            let ones = all.iter().filter(|&&u| u != 1).count() as u64;
+            let sizes = m.sizes();
+            assert_eq!(sizes.presence, (rows * m.padded_cols()) as u64);
+            assert_eq!(sizes.signs, ones);
+            assert!(sizes.index >= 32 * rows as u64 && sizes.index < 40 * rows as u64);
+            assert!(Bitcos::pack(&codes, &scales[1..]).is_err());
+
+            let scales = scale_noise(rows * cols.div_ceil(160));
+            let blocks = BlockTrits160::pack_matrix(&codes, &scales).unwrap();
+            assert_eq!(BlockTrits160::unpack_matrix(&blocks, cols).unwrap(), all);
+            let kept: Vec<u16> = blocks.iter().map(|b| b.scale().to_bits()).collect();
+            assert_eq!(kept, bits(&scales));
+            assert!(BlockTrits160::unpack_matrix(&blocks, 0).is_err());
+        }
+    }
+    let e = I2S::pack(&Codes::new(&[1], 1, 1).unwrap(), 1.0, 32)
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("32") && e.contains("128"), "{e}");
+}
+
+#[test]
+fn codes_refuse_what_is_not_a_ternary_matrix() {
+    assert!(Codes::new(&[], 0, 4).is_err());
+    assert!(Codes::new(&[], usize::MAX, 0).is_err());
+    assert!(Codes::new(&[1; 4], usize::MAX, 2).is_err());
+    let e = Codes::new(&[0, 1, 2, 3], 2, 2).unwrap_err().to_string();
+    assert!(e.contains("code 3 in row 1 at 1"), "{e}");
+}
+
+#[test]
+fn five_trits_round_trip() {
+    round_trip::<BlockTrits160, 160>(2);
+    round_trip::<BlockTrits640, 640>(2);
+}
+
+/// 2 - z bits a weight: exactly, when rows and signs fill whole bytes.
+#[test]
+fn bitcos_takes_two_minus_z_bits() {
+    let (rows, cols) = (8, 1280);
+    let codes: Vec<u8> = (0..rows * cols).map(|i| [1, 0, 1, 2, 1][i % 5]).collect();
+    let m = Bitcos::pack(&Codes::new(&codes, rows, cols).unwrap(), &scale_noise(80)).unwrap();
+    let sizes = m.sizes();
+    let bits = (sizes.presence + sizes.signs) as f64 / (rows * cols) as f64;
+    assert_eq!(bits, bitcos::bits_per_weight(0.6));
+    assert_eq!(sizes.index, 32 * 8);
+    // The first five weights are 0, -1, 0, +1, 0.
+    assert_eq!(m.presence()[0] & 31, 0b01010);
+    assert_eq!(m.signs()[0], 0b0101_0101);
+}
+
+/// Bytes of one small case each, from the description of the formats.
+#[test]
+fn places_in_whole_matrix_formats() {
+    // Row 9 of 32 is +1, -1, 0, +1, 0, 0, then zeros.
+    let (rows, cols) = (32, 96 + 32);
+    let mut all = vec![1; rows * cols];
+    all[9 * cols..][..6].copy_from_slice(&[2, 0, 1, 2, 1, 1]);
+    all[9 * cols + 96..][..4].copy_from_slice(&[0, 0, 2, 2]);
+    all[20 * cols + 3] = 0;
+    let codes = Codes::new(&all, rows, cols).unwrap();
+    let i2 = I2S::pack(&codes, 1.0, i2_s::GROUP_X86).unwrap();
+    let at = 9 * 32;
+    assert_eq!(
+        i2.packed()[at..][..4],
+        [0b10_01_01_00, 0b00_01_01_00, 0b01_01_01_10, 0b10_01_01_10]
+    );
+    let tl1 = Tl1::pack(&codes, 1.0);
+    // Row 9 stands in byte 17 of the 32; pairs (+1, -1) and (0, +1) are 6 and 5.
+    assert_eq!(tl1.pairs()[17], 6 << 4 | 5);
+    let tl2 = Tl2::pack(&codes, 1.0);
+    // Triples (+1, -1, 0) and (+1, 0, 0) are 6 and 9; row 20 has (-1, 0, 0) as its second.
+    assert_eq!(tl2.triples()[17], 6 << 4 | 9);
+    assert_eq!(tl2.triples()[lane_of(20)], 9);
+    let word = |l: usize| u16::from_le_bytes([tl2.signs()[2 * l], tl2.signs()[2 * l + 1]]);
+    assert_eq!((word(9), word(4)), (0, 1 << 12));
+    assert_eq!(tl2.pairs()[17], 8);
+
+    fn lane_of(row: usize) -> usize {
+        [0, 2, 1, 3][row / 8] * 8 + row % 8
     }
 }
