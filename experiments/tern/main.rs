@@ -1,3 +1,99 @@
-//! The `tern` tool.
+//! The `tern` tool: one file a command, each thin over `common`.
+//!
+//! Exit code 0 when the command did its work, 1 when an equality that must hold does not, 2 for bad
+//! flags or bad input, with one line on standard error.
 
-fn main() {}
+mod convert;
+mod inspect;
+
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+/// Ternary language models on ordinary CPUs, measured.
+#[derive(Parser)]
+#[command(name = "tern", version, arg_required_else_help = false)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Inspect(inspect::Args),
+    Convert(convert::Args),
+}
+
+/// What every command is: arguments in, text out. Results go to `out` (never `println!`, which
+/// panics when the reader of a pipe has gone), progress to standard error.
+fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
+    match command {
+        Command::Inspect(args) => inspect::run(&args, out),
+        Command::Convert(args) => convert::run(&args, out),
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse_flags(&error),
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let outcome = run(cli.command, &mut out).and_then(|code| {
+        out.flush()?;
+        Ok(code)
+    });
+    match outcome {
+        Ok(code) => code,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // What was computed before the error is still worth reading; the error itself is
+            // reported whether or not this succeeds.
+            let _ = out.flush();
+            complain(&format!("{error:#}"))
+        }
+    }
+}
+
+/// The reader of our output stopped reading (`tern inspect FILE | head`): nothing is wrong.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Help and version go out whole; a bad flag becomes one line.
+fn refuse_flags(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print(); // a closed pipe is no failure
+            ExitCode::SUCCESS
+        }
+        _ => {
+            let text = error.to_string();
+            let first = text.split("\n\n").next().unwrap_or_default();
+            let words: Vec<&str> = first.split_whitespace().collect();
+            let line = words.join(" ");
+            let line = line.strip_prefix("error: ").unwrap_or(&line);
+            complain(&format!("{line} (see tern --help)"))
+        }
+    }
+}
+
+/// One line on standard error, whatever the message holds, and exit code 2.
+fn complain(message: &str) -> ExitCode {
+    let mut line = String::from("tern: ");
+    for c in message.chars() {
+        if c.is_control() {
+            line.extend(c.escape_debug());
+        } else {
+            line.push(c);
+        }
+    }
+    let _ = writeln!(io::stderr(), "{line}"); // nobody left to tell
+    ExitCode::from(2)
+}
