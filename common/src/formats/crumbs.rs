@@ -15,24 +15,26 @@ pub const fn transpose(x: u32) -> u32 {
     x ^ t ^ (t << 12)
 }
 
-/// Reorders `qs` between the order of k (crumb k in slot k%4 of byte k/4) and the order where,
-/// in each run of 16 * `stride` weights, byte m holds weights m, m + 4*stride, m + 8*stride, ...
-pub(super) fn gather(ordered: &[u8], stride: usize, word: usize) -> [u8; 4] {
-    let base = first(stride, word);
-    let bytes = std::array::from_fn(|s| ordered[base + s * stride]);
+/// Bytes of a strided order from the order of k.
+///
+/// In the order of k, crumb k stands in slot k%4 of byte k/4. In the strided order, in each run of
+/// 16 * `stride` weights, byte m holds weights m, m + 4*stride, m + 8*stride, m + 12*stride. Gives
+/// the four bytes of a word of the strided order; `first` is the word's [`first`] byte.
+pub(super) fn gather(ordered: &[u8], stride: usize, first: usize) -> [u8; 4] {
+    let bytes = std::array::from_fn(|s| ordered[first + s * stride]);
     transpose(u32::from_le_bytes(bytes)).to_le_bytes()
 }
 
-/// The inverse of [`gather`]: puts four bytes of a strided run back in the order of k.
-pub(super) fn scatter(strided: [u8; 4], stride: usize, word: usize, ordered: &mut [u8]) {
-    let base = first(stride, word);
+/// The inverse of [`gather`]: puts four bytes of the strided order back in the order of k.
+pub(super) fn scatter(strided: [u8; 4], stride: usize, first: usize, ordered: &mut [u8]) {
     let bytes = transpose(u32::from_le_bytes(strided)).to_le_bytes();
     for (s, byte) in bytes.into_iter().enumerate() {
-        ordered[base + s * stride] = byte;
+        ordered[first + s * stride] = byte;
     }
 }
 
-fn first(stride: usize, word: usize) -> usize {
+/// The first of the four bytes, `stride` apart, that enter a word of the strided order.
+pub(super) fn first(stride: usize, word: usize) -> usize {
     word / stride * 4 * stride + word % stride
 }
 

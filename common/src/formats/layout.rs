@@ -195,38 +195,29 @@ impl Layout {
         let Some(tiling) = self.tiling() else {
             return Ok(());
         };
-        let plan = Plan::new(self.source(), tiling, rows, row_bytes);
+        let source = self.source();
+        let plan = Plan::new(source, tiling, rows, row_bytes);
         let mut tile = vec![0; plan.tile_bytes];
         let mut strip = vec![0; plan.strip_bytes()];
         let mut ordered = [0; 64];
-        // Codes move to the left of what is read next, so the tiles go in order.
+        // A tile's codes never end to the right of its stock bytes, so the tiles go in order.
         for t in 0..plan.tiles {
             tile.copy_from_slice(&bytes[t * plan.tile_bytes..][..plan.tile_bytes]);
-            for b in 0..plan.blocks {
-                for r in 0..tiling.rows {
-                    let block = &tile[r * row_bytes + b * plan.block_bytes..][..plan.block_bytes];
-                    let (d, qs) = split_block(self.source(), block);
-                    let scale_at = plan.scale_at(t, b, r);
-                    let scales = if tiling.strip {
-                        &mut strip
-                    } else {
-                        &mut *bytes
-                    };
-                    scales[scale_at..][..2].copy_from_slice(d);
-                    let qs = match self.source() {
-                        Format::Tq2_0 => {
-                            tq2_0::to_order_of_k(qs, &mut ordered);
-                            &ordered[..]
-                        }
-                        _ => qs,
-                    };
-                    for w in 0..plan.words {
-                        bytes[plan.word_at(t, b, r, w)..][..4].copy_from_slice(&crumbs::gather(
-                            qs,
-                            tiling.stride,
-                            w,
-                        ));
-                    }
+            for at in plan.blocks_of(t) {
+                let (d, mut qs) = split_block(source, &tile[at.stock..][..plan.block_bytes]);
+                let scales = if tiling.strip {
+                    &mut strip
+                } else {
+                    &mut *bytes
+                };
+                scales[at.scale..][..2].copy_from_slice(d);
+                if source == Format::Tq2_0 {
+                    tq2_0::to_order_of_k(qs, &mut ordered);
+                    qs = &ordered;
+                }
+                for &(word, first) in &plan.words {
+                    let four = crumbs::gather(qs, tiling.stride, first);
+                    bytes[at.codes + word..][..4].copy_from_slice(&four);
                 }
             }
         }
@@ -243,30 +234,24 @@ impl Layout {
         let Some(tiling) = self.tiling() else {
             return Ok(());
         };
-        let plan = Plan::new(self.source(), tiling, rows, row_bytes);
+        let source = self.source();
+        let plan = Plan::new(source, tiling, rows, row_bytes);
         let mut tile = vec![0; plan.tile_bytes];
         let strip = bytes[plan.strip_start()..][..plan.strip_bytes()].to_vec();
         let mut ordered = [0; 64];
         for t in (0..plan.tiles).rev() {
-            for b in 0..plan.blocks {
-                for r in 0..tiling.rows {
-                    let block =
-                        &mut tile[r * row_bytes + b * plan.block_bytes..][..plan.block_bytes];
-                    let (d, qs) = split_block_mut(self.source(), block);
-                    let scales = if tiling.strip { &strip } else { &*bytes };
-                    d.copy_from_slice(&scales[plan.scale_at(t, b, r)..][..2]);
-                    let in_order = match self.source() {
-                        Format::Tq2_0 => &mut ordered[..],
-                        _ => &mut *qs,
-                    };
-                    for w in 0..plan.words {
-                        let at = plan.word_at(t, b, r, w);
-                        let word = std::array::from_fn(|i| bytes[at + i]);
-                        crumbs::scatter(word, tiling.stride, w, in_order);
-                    }
-                    if self.source() == Format::Tq2_0 {
-                        tq2_0::from_order_of_k(&ordered, qs);
-                    }
+            for at in plan.blocks_of(t) {
+                let block = &mut tile[at.stock..][..plan.block_bytes];
+                let (d, qs) = split_block_mut(source, block);
+                let scales = if tiling.strip { &strip } else { &*bytes };
+                d.copy_from_slice(&scales[at.scale..][..2]);
+                for &(word, first) in &plan.words {
+                    let four = std::array::from_fn(|i| bytes[at.codes + word + i]);
+                    crumbs::scatter(four, tiling.stride, first, &mut ordered);
+                }
+                match source {
+                    Format::Tq2_0 => tq2_0::from_order_of_k(&ordered, qs),
+                    _ => qs.copy_from_slice(&ordered[..qs.len()]),
                 }
             }
             bytes[t * plan.tile_bytes..][..plan.tile_bytes].copy_from_slice(&tile);
@@ -298,20 +283,37 @@ struct Plan {
     /// Blocks in a row.
     blocks: usize,
     block_bytes: usize,
+    row_bytes: usize,
     tile_bytes: usize,
-    /// Words of four bytes in a block of one row.
-    words: usize,
+    /// For each word of a block of one row: its place after the row's first word, and the first
+    /// byte, in the order of k, that enters it.
+    words: Vec<(usize, usize)>,
+}
+
+/// Where a block of one row stands: in the copy of its stock tile, its scale, its first word.
+struct At {
+    stock: usize,
+    scale: usize,
+    codes: usize,
 }
 
 impl Plan {
     fn new(source: Format, tiling: Tiling, rows: usize, row_bytes: usize) -> Self {
+        let Tiling {
+            interleave, stride, ..
+        } = tiling;
+        let place = |w| (w / stride * interleave * stride + w % stride) * 4;
+        let words = 0..source.block_weights() / 16;
         Plan {
             tiling,
             tiles: rows / tiling.rows,
             blocks: row_bytes / source.block_bytes(),
             block_bytes: source.block_bytes(),
+            row_bytes,
             tile_bytes: tiling.rows * row_bytes,
-            words: source.block_weights() / 16,
+            words: words
+                .map(|w| (place(w), crumbs::first(stride, w)))
+                .collect(),
         }
     }
 
@@ -327,33 +329,32 @@ impl Plan {
         self.tiles * self.tile_bytes - self.strip_bytes()
     }
 
-    /// Of a scale: in the strip, or in the matrix.
-    fn scale_at(&self, t: usize, b: usize, r: usize) -> usize {
-        let rows = self.tiling.rows;
-        let block = t * self.blocks + b;
-        if self.tiling.strip {
-            (block * rows + r) * 2
-        } else {
-            block * rows * self.block_bytes + r * 2
-        }
-    }
-
-    /// Of word `w` of row `r` of a block.
-    fn word_at(&self, t: usize, b: usize, r: usize, w: usize) -> usize {
+    /// Every block of every row of tile `t`. Scales are counted from the start of the strip, if
+    /// there is one, else from that of the matrix.
+    fn blocks_of(&self, t: usize) -> impl Iterator<Item = At> {
         let Tiling {
             rows,
             interleave,
             stride,
             strip,
         } = self.tiling;
-        let block = t * self.blocks + b;
-        let codes = if strip {
-            block * rows * self.words * 4
-        } else {
-            block * rows * self.block_bytes + rows * 2
-        };
-        let run = r / interleave * self.words / stride + w / stride;
-        codes + ((run * interleave + r % interleave) * stride + w % stride) * 4
+        let code_bytes = self.words.len() * 4;
+        (0..self.blocks * rows).map(move |i| {
+            let (b, r) = (i / rows, i % rows);
+            let block = t * self.blocks + b;
+            let turn = r / interleave * interleave * code_bytes + r % interleave * stride * 4;
+            let lead = block * rows * self.block_bytes;
+            At {
+                stock: r * self.row_bytes + b * self.block_bytes,
+                scale: if strip { block * rows * 2 } else { lead } + r * 2,
+                codes: turn
+                    + if strip {
+                        block * rows * code_bytes
+                    } else {
+                        lead + rows * 2
+                    },
+            }
+        })
     }
 }
 

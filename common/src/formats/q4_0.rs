@@ -46,10 +46,11 @@ impl Block<32> for BlockQ4_0 {
     }
 }
 
-/// The signed value of largest magnitude, the first one of equals; 0 for an empty slice.
-pub(super) fn first_of_largest_magnitude(x: &[f32]) -> f32 {
-    x.iter().fold(
-        0.0,
-        |max: f32, &x| if x.abs() > max.abs() { x } else { max },
-    )
+/// The signed value of largest magnitude, the first one of equals; a NaN is larger than all.
+///
+/// Magnitudes are compared as integers, which has the order of the floats and vectorizes.
+pub(super) fn first_of_largest_magnitude<const N: usize>(x: &[f32; N]) -> f32 {
+    let bits = |x: f32| x.abs().to_bits();
+    let max = x.iter().fold(0, |max, &x| bits(x).max(max));
+    x.iter().copied().find(|&x| bits(x) == max).unwrap_or(0.0)
 }

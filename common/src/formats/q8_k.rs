@@ -26,8 +26,9 @@ impl BlockQ8K {
     /// has d = 0. A block that holds a NaN or an infinity has d = NaN and codes 0, so that every
     /// result it enters is NaN.
     pub fn quantize(x: &[f32; 256]) -> Self {
-        let iscale = -127.0 / first_of_largest_magnitude(x);
-        if !x.iter().all(|x| x.is_finite()) {
+        let max = first_of_largest_magnitude(x);
+        let iscale = -127.0 / max;
+        if !max.is_finite() {
             return Self {
                 d: f32::NAN,
                 ..Self::zeroed()
@@ -36,7 +37,12 @@ impl BlockQ8K {
         if !iscale.is_finite() {
             return Self::zeroed();
         }
-        let qs = x.map(|x| (x * iscale).round_ties_even().clamp(-127.0, 127.0) as i8);
+        // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low bits: the same on
+        // every machine, and no call to a rounding function where the instruction is missing.
+        let qs = x.map(|x| {
+            let bits = (x * iscale + 12_582_912.0).to_bits() & 0x7F_FFFF;
+            (bits as i32 - 0x40_0000).min(127) as i8
+        });
         Self::pack(1.0 / iscale, &qs)
     }
 

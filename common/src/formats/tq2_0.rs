@@ -25,14 +25,14 @@ const STRIDE: usize = 8;
 /// The codes of a TQ2_0 block in the order of k, four a byte.
 pub(super) fn to_order_of_k(qs: &[u8], ordered: &mut [u8]) {
     for (w, word) in qs.as_chunks().0.iter().enumerate() {
-        crumbs::scatter(*word, STRIDE, w, ordered);
+        crumbs::scatter(*word, STRIDE, crumbs::first(STRIDE, w), ordered);
     }
 }
 
 /// The inverse of [`to_order_of_k`].
 pub(super) fn from_order_of_k(ordered: &[u8], qs: &mut [u8]) {
     for (w, word) in qs.as_chunks_mut().0.iter_mut().enumerate() {
-        *word = crumbs::gather(ordered, STRIDE, w);
+        *word = crumbs::gather(ordered, STRIDE, crumbs::first(STRIDE, w));
     }
 }
 
