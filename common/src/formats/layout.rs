@@ -259,6 +259,47 @@ impl Layout {
         Ok(())
     }
 
+    /// The codes and the scale of one block of one row, read where they stand.
+    ///
+    /// # Panics
+    /// If the block is outside the matrix or `codes` is shorter than a block.
+    pub fn block(
+        self,
+        bytes: &[u8],
+        (rows, cols): (usize, usize),
+        row: usize,
+        block: usize,
+        codes: &mut [u8],
+    ) -> f16 {
+        let source = self.source();
+        let weights = source.block_weights();
+        let row_bytes = cols / weights * source.block_bytes();
+        let tiling = self.tiling().filter(|t| row < rows / t.rows * t.rows);
+        let mut scale = [f16::ZERO];
+        let Some(tiling) = tiling else {
+            let at = row * row_bytes + block * source.block_bytes();
+            let stock = &bytes[at..][..source.block_bytes()];
+            source
+                .unpack(stock, &mut codes[..weights], &mut scale)
+                .expect("one block of a ternary format");
+            return scale[0];
+        };
+        let plan = Plan::new(source, tiling, rows, row_bytes);
+        let (t, r) = (row / tiling.rows, row % tiling.rows);
+        let mut ordered = [0; 64];
+        for w in 0..plan.words {
+            let at = plan.word_at(t, block, r, w);
+            let word = std::array::from_fn(|i| bytes[at + i]);
+            crumbs::scatter(word, tiling.stride, w, &mut ordered);
+        }
+        for (k, u) in codes[..weights].iter_mut().enumerate() {
+            *u = ordered[k / 4] >> (2 * (k % 4)) & 3;
+        }
+        let strip = if tiling.strip { plan.strip_start() } else { 0 };
+        let at = strip + plan.scale_at(t, block, r);
+        f16::from_le_bytes([bytes[at], bytes[at + 1]])
+    }
+
     /// The codes and the scales of a matrix in this layout, for tests and inspection.
     ///
     /// # Errors

@@ -1,0 +1,139 @@
+//! x86-64: AVX2, AVX-VNNI (256-bit) and AVX-512 VNNI.
+
+mod lanes;
+mod wide;
+
+use std::ops::Range;
+
+use super::{Group, Isa, Kernel, MatrixRef, Out, TilesFn};
+use crate::formats::{Format, Layout, TileRows};
+
+/// Whether this CPU, and its operating system, have AVX2 with FMA and F16C.
+pub(super) fn avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
+/// Dot products of 256 bits in VEX encoding.
+pub(super) fn avx_vnni() -> bool {
+    avx2() && is_x86_feature_detected!("avxvnni")
+}
+
+/// Dot products of 256 and 512 bits in EVEX encoding.
+pub(super) fn avx512() -> bool {
+    avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+/// One function a kernel: the generic source inlined where its instruction set is enabled.
+macro_rules! instances {
+    ($enable:literal, $($name:ident = $body:path;)*) => {$(
+        #[target_feature(enable = $enable)]
+        unsafe fn $name(w: &MatrixRef, x: &[Group], tiles: Range<usize>, out: Out) {
+            // SAFETY: the contract of `TilesFn`; the instruction set is enabled here.
+            unsafe { $body(w, x, tiles, out) }
+        }
+    )*};
+}
+
+instances! {"avx2,fma,f16c",
+    wide64_avx2 = wide::run::<lanes::Avx2, 64>;
+    wide128_avx2 = wide::run::<lanes::Avx2, 128>;
+    wide256_avx2 = wide::run::<lanes::Avx2, 256>;
+}
+
+instances! {"avx2,fma,f16c,avxvnni",
+    wide64_vex = wide::run::<lanes::AvxVnni, 64>;
+    wide128_vex = wide::run::<lanes::AvxVnni, 128>;
+    wide256_vex = wide::run::<lanes::AvxVnni, 256>;
+}
+
+instances! {"avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+    wide64_evex = wide::run::<lanes::Avx512Vl, 64>;
+    wide128_evex = wide::run::<lanes::Avx512Vl, 128>;
+    wide256_evex = wide::run::<lanes::Avx512Vl, 256>;
+    wide64_avx512 = wide::run::<lanes::Avx512, 64>;
+    wide128_avx512 = wide::run::<lanes::Avx512, 128>;
+    wide256_avx512 = wide::run::<lanes::Avx512, 256>;
+}
+
+/// The wide-row kernels of a set, for the two-bit formats.
+const fn wide(
+    rows: TileRows,
+    isa: Isa,
+    usable: fn() -> bool,
+    g64: TilesFn,
+    g128: TilesFn,
+    g256: TilesFn,
+) -> [Kernel; 3] {
+    [
+        Kernel::ternary(
+            Layout::Wide2 {
+                source: Format::Q2_0,
+                rows,
+            },
+            isa,
+            usable,
+            g64,
+        ),
+        Kernel::ternary(
+            Layout::Wide2 {
+                source: Format::Pq2_0,
+                rows,
+            },
+            isa,
+            usable,
+            g128,
+        ),
+        Kernel::ternary(
+            Layout::Wide2 {
+                source: Format::Tq2_0,
+                rows,
+            },
+            isa,
+            usable,
+            g256,
+        ),
+    ]
+}
+
+/// All of them, slowest first.
+pub(super) static KERNELS: &[&[Kernel]] = &[
+    &wide(
+        TileRows::R8,
+        Isa::Avx2,
+        avx2,
+        wide64_avx2,
+        wide128_avx2,
+        wide256_avx2,
+    ),
+    &wide(
+        TileRows::R8,
+        Isa::AvxVnni,
+        avx_vnni,
+        wide64_vex,
+        wide128_vex,
+        wide256_vex,
+    ),
+    &wide(
+        TileRows::R8,
+        Isa::AvxVnni,
+        avx512,
+        wide64_evex,
+        wide128_evex,
+        wide256_evex,
+    ),
+    &wide(
+        TileRows::R16,
+        Isa::Avx512Vnni,
+        avx512,
+        wide64_avx512,
+        wide128_avx512,
+        wide256_avx512,
+    ),
+];

@@ -1,0 +1,236 @@
+//! Mask-slot on the wide-row layout: each 32-bit lane is one row, so a dot instruction sums rows without a horizontal add, and
+//! activations are broadcast four at a time without a shuffle.
+//!
+//! One source for 512-bit vectors (16 rows) and 256-bit ones (8 rows; AVX2, and both encodings of AVX-VNNI), and for scales
+//! that serve 64, 128 or 256 columns.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::lanes::Lanes;
+use crate::kernels::{Group, MatrixRef, Out, TILE};
+
+/// How far ahead of the dot products decode asks for codes, in bytes.
+const AHEAD: usize = 4096;
+
+/// Tokens whose slots stay masked; above, shifting a slot down once is cheaper than an accumulator a slot.
+const MASKED: usize = 4;
+
+/// Groups that share one shifting of the slots.
+const PASS: usize = 4;
+
+/// The tiles `tiles` of `w`, whose scales serve `G` columns, for every token of `x`.
+///
+/// # Safety
+/// As [`crate::kernels::TilesFn`], for the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn run<V: Lanes, const G: usize>(
+    w: &MatrixRef,
+    x: &[Group],
+    tiles: Range<usize>,
+    out: Out,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match x {
+            [x] if x.width() <= MASKED => match x.width() {
+                1 => decode::<V, G, 1>(w, x, tiles, out),
+                2 => decode::<V, G, 2>(w, x, tiles, out),
+                3 => decode::<V, G, 3>(w, x, tiles, out),
+                _ => decode::<V, G, 4>(w, x, tiles, out),
+            },
+            _ => {
+                for tile in tiles.clone().step_by(2) {
+                    for (pass, x) in x.chunks(PASS).enumerate() {
+                        if tile + 1 < tiles.end {
+                            prefill::<V, G, 2>(w, x, tile, pass * PASS, out);
+                        } else {
+                            prefill::<V, G, 1>(w, x, tile, pass * PASS, out);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Codes and scales of a tile.
+///
+/// # Safety
+/// The tile is inside `w`.
+#[inline(always)]
+unsafe fn tile_of<V: Lanes, const G: usize>(w: &MatrixRef, tile: usize) -> (*const u8, *const f16) {
+    let blocks = w.cols / G;
+    // SAFETY: the caller's contract: the parts of a wide layout hold `tiles * blocks` blocks.
+    unsafe {
+        let codes = w
+            .parts
+            .codes
+            .as_ptr()
+            .add(tile * blocks * G / 16 * V::BYTES);
+        (
+            codes,
+            w.parts
+                .scales
+                .as_ptr()
+                .cast::<f16>()
+                .add(tile * blocks * V::ROWS),
+        )
+    }
+}
+
+/// One to four tokens: bytes of codes are the cost, so each vector is read once and its slots are masked, not shifted.
+#[inline(always)]
+unsafe fn decode<V: Lanes, const G: usize, const T: usize>(
+    w: &MatrixRef,
+    x: &Group,
+    tiles: Range<usize>,
+    out: Out,
+) {
+    let (scales, offsets) = (x.scales().as_ptr(), x.offsets(G).as_ptr());
+    for tile in tiles {
+        // SAFETY: the caller's contract; activations are padded to whole blocks of 256.
+        unsafe {
+            let (mut codes, mut d) = tile_of::<V, G>(w, tile);
+            let mut y = x.packed().as_ptr();
+            let mut acc = [V::zero_f(); T];
+            for b in 0..w.cols / G {
+                for line in (0..G / 16 * V::BYTES).step_by(64) {
+                    prefetch(codes.wrapping_add(AHEAD + line));
+                }
+                let mut slots: [V::Slots; T] =
+                    std::array::from_fn(|t| V::slots(*offsets.add(b * T + t)));
+                for _ in 0..G / 64 {
+                    for _ in 0..4 {
+                        let u = V::load(codes).mask();
+                        for (t, slots) in slots.iter_mut().enumerate() {
+                            *slots = V::slots_dot(*slots, u, y.add(4 * t), 4 * T);
+                        }
+                        codes = codes.add(V::BYTES);
+                        y = y.add(16 * T);
+                    }
+                    slots = slots.map(|s| V::slots_fold(s));
+                }
+                let dw = V::load_f16(d);
+                d = d.add(V::ROWS);
+                for t in 0..T {
+                    let dy = V::splat_f(*scales.add(b * G / 256 * T + t));
+                    acc[t] = V::fma(V::slots_sum(slots[t]).to_f(), V::mul(dw, dy), acc[t]);
+                }
+            }
+            for (t, acc) in acc.into_iter().enumerate().take(x.tokens()) {
+                V::store_f(out.at(t, tile * V::ROWS), acc);
+            }
+        }
+    }
+}
+
+/// Any number of tokens, `R` tiles of rows: multiplies are the cost, so the slots of a block are shifted down once for all
+/// tokens of a pass, and a register tile of `R` row vectors by up to `V::TOKENS` tokens reuses both its operands.
+#[inline(always)]
+unsafe fn prefill<V: Lanes, const G: usize, const R: usize>(
+    w: &MatrixRef,
+    x: &[Group],
+    tile: usize,
+    first: usize,
+    out: Out,
+) {
+    // SAFETY: the caller's contract, as in `decode`.
+    unsafe {
+        let mut acc = [[[V::zero_f(); R]; TILE]; PASS];
+        let mut u = [[[V::splat(0); R]; 4]; 16];
+        let u = &mut u[..G / 16];
+        for b in 0..w.cols / G {
+            let mut dw = [V::zero_f(); R];
+            for r in 0..R {
+                let (codes, d) = tile_of::<V, G>(w, tile + r);
+                dw[r] = V::load_f16(d.add(b * V::ROWS));
+                for (c, u) in u.iter_mut().enumerate() {
+                    let slots = V::load(codes.add((b * G / 16 + c) * V::BYTES)).shift();
+                    for s in 0..4 {
+                        u[s][r] = slots[s];
+                    }
+                }
+            }
+            for (x, acc) in x.iter().zip(&mut acc) {
+                let acc = &mut acc[..x.width()];
+                let parts = x.width().div_ceil(V::TOKENS);
+                let size = x.width().div_ceil(parts);
+                for (part, acc) in acc.chunks_mut(size).enumerate() {
+                    let at = part * size;
+                    match acc.len() {
+                        1 => register_tile::<V, G, R, 1>(u, x, b, at, dw, acc),
+                        2 => register_tile::<V, G, R, 2>(u, x, b, at, dw, acc),
+                        3 => register_tile::<V, G, R, 3>(u, x, b, at, dw, acc),
+                        4 => register_tile::<V, G, R, 4>(u, x, b, at, dw, acc),
+                        5 => register_tile::<V, G, R, 5>(u, x, b, at, dw, acc),
+                        6 => register_tile::<V, G, R, 6>(u, x, b, at, dw, acc),
+                        8 => register_tile::<V, G, R, 8>(u, x, b, at, dw, acc),
+                        12 => register_tile::<V, G, R, 12>(u, x, b, at, dw, acc),
+                        n => unreachable!("no register tile of {n} tokens"),
+                    }
+                }
+            }
+        }
+        for (g, (x, acc)) in x.iter().zip(&acc).enumerate() {
+            for (t, acc) in acc[..x.tokens()].iter().enumerate() {
+                for (r, &acc) in acc.iter().enumerate() {
+                    V::store_f(out.at((first + g) * TILE + t, (tile + r) * V::ROWS), acc);
+                }
+            }
+        }
+    }
+}
+
+/// The sums of one block for tokens `at .. at + T` of a group, added to their results by the float rule.
+#[inline(always)]
+unsafe fn register_tile<V: Lanes, const G: usize, const R: usize, const T: usize>(
+    u: &[[[V; R]; 4]],
+    x: &Group,
+    b: usize,
+    at: usize,
+    dw: [V::F; R],
+    acc: &mut [[V::F; R]],
+) {
+    let width = x.width();
+    // SAFETY: the caller's contract; `u` and `acc` are slices.
+    unsafe {
+        let offsets = x.offsets(G).as_ptr().add(b * width + at);
+        let scales = x.scales().as_ptr().add(b * G / 256 * width + at);
+        let mut y = x.packed().as_ptr().add(b * G * width + 4 * at);
+        let mut total: [[V; R]; T] = std::array::from_fn(|t| [V::splat(*offsets.add(t)); R]);
+        for u in u.chunks(8) {
+            let mut sum = total.map(|total| total.map(|total| V::sum_start(total)));
+            for u in u {
+                for u in u {
+                    for (t, sum) in sum.iter_mut().enumerate() {
+                        let y = V::broadcast(y.add(4 * t));
+                        for r in 0..R {
+                            sum[r] = V::sum_dot(sum[r], u[r], y);
+                        }
+                    }
+                    y = y.add(4 * width);
+                }
+            }
+            for t in 0..T {
+                for r in 0..R {
+                    total[t][r] = V::sum_end(total[t][r], sum[t][r]);
+                }
+            }
+        }
+        for t in 0..T {
+            let dy = V::splat_f(*scales.add(t));
+            for r in 0..R {
+                acc[t][r] = V::fma(total[t][r].to_f(), V::mul(dw[r], dy), acc[t][r]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+}
