@@ -259,45 +259,22 @@ impl Layout {
         Ok(())
     }
 
-    /// The codes and the scale of one block of one row, read where they stand.
+    /// Access to single blocks where they stand.
     ///
-    /// # Panics
-    /// If the block is outside the matrix or `codes` is shorter than a block.
-    pub fn block(
-        self,
-        bytes: &[u8],
-        (rows, cols): (usize, usize),
-        row: usize,
-        block: usize,
-        codes: &mut [u8],
-    ) -> f16 {
+    /// # Errors
+    /// A length that does not fit the shape.
+    pub fn reader(self, bytes: &[u8], rows: usize, cols: usize) -> Result<BlockReader<'_>> {
+        let row_bytes = self.check(bytes.len(), rows, cols)?;
         let source = self.source();
-        let weights = source.block_weights();
-        let row_bytes = cols / weights * source.block_bytes();
-        let tiling = self.tiling().filter(|t| row < rows / t.rows * t.rows);
-        let mut scale = [f16::ZERO];
-        let Some(tiling) = tiling else {
-            let at = row * row_bytes + block * source.block_bytes();
-            let stock = &bytes[at..][..source.block_bytes()];
-            source
-                .unpack(stock, &mut codes[..weights], &mut scale)
-                .expect("one block of a ternary format");
-            return scale[0];
-        };
-        let plan = Plan::new(source, tiling, rows, row_bytes);
-        let (t, r) = (row / tiling.rows, row % tiling.rows);
-        let mut ordered = [0; 64];
-        for w in 0..plan.words {
-            let at = plan.word_at(t, block, r, w);
-            let word = std::array::from_fn(|i| bytes[at + i]);
-            crumbs::scatter(word, tiling.stride, w, &mut ordered);
-        }
-        for (k, u) in codes[..weights].iter_mut().enumerate() {
-            *u = ordered[k / 4] >> (2 * (k % 4)) & 3;
-        }
-        let strip = if tiling.strip { plan.strip_start() } else { 0 };
-        let at = strip + plan.scale_at(t, block, r);
-        f16::from_le_bytes([bytes[at], bytes[at + 1]])
+        let plan = self
+            .tiling()
+            .map(|tiling| Plan::new(source, tiling, rows, row_bytes));
+        Ok(BlockReader {
+            source,
+            bytes,
+            row_bytes,
+            plan,
+        })
     }
 
     /// The codes and the scales of a matrix in this layout, for tests and inspection.
@@ -314,6 +291,51 @@ impl Layout {
         source.unpack(&stock, &mut codes, &mut scales)?;
         let scales = scales.into_iter().map(f16::to_bits).collect();
         Ok(Unpacked { codes, scales })
+    }
+}
+
+/// Reads single blocks of a matrix in any layout.
+pub struct BlockReader<'a> {
+    source: Format,
+    bytes: &'a [u8],
+    row_bytes: usize,
+    plan: Option<Plan>,
+}
+
+impl BlockReader<'_> {
+    /// The scale of block `block` of row `row`; its codes go to the front of `codes`.
+    ///
+    /// # Panics
+    /// If the block is outside the matrix, `codes` is shorter than a block, or the format is not ternary.
+    pub fn read(&self, row: usize, block: usize, codes: &mut [u8]) -> f16 {
+        let codes = &mut codes[..self.source.block_weights()];
+        let tiled = self.plan.as_ref().filter(|p| row < p.tiles * p.tiling.rows);
+        let Some(plan) = tiled else {
+            let size = self.source.block_bytes();
+            let stock = &self.bytes[row * self.row_bytes + block * size..][..size];
+            let mut scale = [f16::ZERO];
+            self.source
+                .unpack(stock, codes, &mut scale)
+                .expect("one block of a ternary format");
+            return scale[0];
+        };
+        let rows = plan.tiling.rows;
+        let at = plan.place(row / rows, block, row % rows);
+        let mut ordered = [0; 64];
+        for &(word, first) in &plan.words {
+            let four = std::array::from_fn(|i| self.bytes[at.codes + word + i]);
+            crumbs::scatter(four, plan.tiling.stride, first, &mut ordered);
+        }
+        for (k, u) in codes.iter_mut().enumerate() {
+            *u = ordered[k / 4] >> (2 * (k % 4)) & 3;
+        }
+        let start = if plan.tiling.strip {
+            plan.strip_start()
+        } else {
+            0
+        };
+        let scale = start + at.scale;
+        f16::from_le_bytes([self.bytes[scale], self.bytes[scale + 1]])
     }
 }
 
@@ -370,9 +392,15 @@ impl Plan {
         self.tiles * self.tile_bytes - self.strip_bytes()
     }
 
-    /// Every block of every row of tile `t`. Scales are counted from the start of the strip, if
-    /// there is one, else from that of the matrix.
+    /// Every block of every row of tile `t`.
     fn blocks_of(&self, t: usize) -> impl Iterator<Item = At> {
+        let rows = self.tiling.rows;
+        (0..self.blocks * rows).map(move |i| self.place(t, i / rows, i % rows))
+    }
+
+    /// Block `b` of row `r` of tile `t`. Scales are counted from the start of the strip, if there is
+    /// one, else from that of the matrix.
+    fn place(&self, t: usize, b: usize, r: usize) -> At {
         let Tiling {
             rows,
             interleave,
@@ -380,22 +408,19 @@ impl Plan {
             strip,
         } = self.tiling;
         let code_bytes = self.words.len() * 4;
-        (0..self.blocks * rows).map(move |i| {
-            let (b, r) = (i / rows, i % rows);
-            let block = t * self.blocks + b;
-            let turn = r / interleave * interleave * code_bytes + r % interleave * stride * 4;
-            let lead = block * rows * self.block_bytes;
-            At {
-                stock: r * self.row_bytes + b * self.block_bytes,
-                scale: if strip { block * rows * 2 } else { lead } + r * 2,
-                codes: turn
-                    + if strip {
-                        block * rows * code_bytes
-                    } else {
-                        lead + rows * 2
-                    },
-            }
-        })
+        let block = t * self.blocks + b;
+        let turn = r / interleave * interleave * code_bytes + r % interleave * stride * 4;
+        let lead = block * rows * self.block_bytes;
+        At {
+            stock: r * self.row_bytes + b * self.block_bytes,
+            scale: if strip { block * rows * 2 } else { lead } + r * 2,
+            codes: turn
+                + if strip {
+                    block * rows * code_bytes
+                } else {
+                    lead + rows * 2
+                },
+        }
     }
 }
 

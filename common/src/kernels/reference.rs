@@ -5,6 +5,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::{Form, Group, Isa, Kernel, MatrixRef, Out};
+use crate::formats::layout::BlockReader;
 use crate::formats::{
     BlockPq2_0, BlockPtq1_0, BlockQ2_0, BlockQ4_0, BlockQ8_0, BlockTq1_0, BlockTq2_0, Format,
     Layout, Ternary, TileRows,
@@ -117,29 +118,25 @@ unsafe fn ternary<B: Ternary<N>, const N: usize>(
 }
 
 unsafe fn any_layout(w: &MatrixRef, x: &[Group], tiles: Range<usize>, out: Out) {
+    fn load<const N: usize>(reader: &BlockReader, row: usize, block: usize) -> ([u8; N], f16) {
+        let mut codes = [0; N];
+        let scale = reader.read(row, block, &mut codes);
+        (codes, scale)
+    }
     let height = w.layout.tile_rows();
     let rows = tiles.start * height..tiles.end * height;
+    let reader = w.layout.reader(w.bytes, w.rows, w.cols);
+    let reader = reader.expect("a matrix was checked when it was made");
     let n = w.layout.source().block_weights();
-    let shape = (w.rows, w.cols);
+    let blocks = w.cols / n;
     // SAFETY: the caller's contract.
     unsafe {
         each(x, rows, out, |row, x, token| match n {
-            64 => row_dot::<64>(x, token, w.cols / 64, |b| load(w, shape, row, b)),
-            128 => row_dot::<128>(x, token, w.cols / 128, |b| load(w, shape, row, b)),
-            _ => row_dot::<256>(x, token, w.cols / 256, |b| load(w, shape, row, b)),
+            64 => row_dot::<64>(x, token, blocks, |b| load(&reader, row, b)),
+            128 => row_dot::<128>(x, token, blocks, |b| load(&reader, row, b)),
+            _ => row_dot::<256>(x, token, blocks, |b| load(&reader, row, b)),
         });
     }
-}
-
-fn load<const N: usize>(
-    w: &MatrixRef,
-    shape: (usize, usize),
-    row: usize,
-    block: usize,
-) -> ([u8; N], f16) {
-    let mut codes = [0; N];
-    let scale = w.layout.block(w.bytes, shape, row, block, &mut codes);
-    (codes, scale)
 }
 
 /// ggml's order: `sumi * (dw * dx)`, added unfused.
