@@ -1,1 +1,3 @@
 //! A model running: files, tokenizer, forward pass, thread pool, speculation, perplexity.
+
+pub mod gguf;
