@@ -1,3 +1,8 @@
 //! A model running: files, tokenizer, forward pass, thread pool, speculation, perplexity.
 
+pub mod attention;
+pub mod deltanet;
 pub mod gguf;
+pub mod hadamard;
+mod lanes;
+pub mod math;
