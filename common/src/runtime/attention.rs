@@ -15,7 +15,9 @@ type Row = [f32; LANES];
 /// The frequencies of rotary positions: base^(-2i/R) for i below R/2, in double.
 pub fn rope_frequencies(base: f64, dims: usize) -> Vec<f64> {
     let ln = math::ln_f64(base);
-    (0..dims / 2).map(|i| math::exp_f64(-ln * (2 * i) as f64 / dims as f64)).collect()
+    (0..dims / 2)
+        .map(|i| math::exp_f64(-ln * (2 * i) as f64 / dims as f64))
+        .collect()
 }
 
 /// The cosines, then the sines, of a position's angles.
@@ -120,7 +122,10 @@ fn score<V: Lanes>(keys: &[Row], query: &[f32]) -> V {
 fn soften<V: Lanes>(scores: &mut [f32], positions: usize) {
     let (seen, rest) = scores.split_at_mut(positions);
     rest.fill(0.0);
-    let max = seen.iter().copied().fold(f32::NEG_INFINITY, |m, s| if s > m { s } else { m });
+    let max = seen
+        .iter()
+        .copied()
+        .fold(f32::NEG_INFINITY, |m, s| if s > m { s } else { m });
     for s in &mut *seen {
         *s = exp(*s - max);
     }
@@ -162,22 +167,43 @@ mod tests {
 
     /// Attention of two heads over `positions` keys.
     fn run(simd: Simd, dim: usize, positions: usize) -> Vec<f32> {
-        let (k, v, q) = (values(positions * dim, 1), values(positions * dim, 2), values(4 * dim, 3));
+        let (k, v, q) = (
+            values(positions * dim, 1),
+            values(positions * dim, 2),
+            values(4 * dim, 3),
+        );
         let tiles = positions.div_ceil(TILE);
         let mut keys = vec![f32::NAN; tiles * TILE * dim];
         for (p, k) in k.chunks_exact(dim).enumerate() {
             store_key(&mut keys, p, k);
         }
         let (mut scores, mut out) = (vec![f32::NAN; 2 * tiles * TILE], vec![f32::NAN; 4 * dim]);
-        attend(simd, &keys, &v, dim, positions, &q, 2 * dim, &mut scores, &mut out);
+        attend(
+            simd,
+            &keys,
+            &v,
+            dim,
+            positions,
+            &q,
+            2 * dim,
+            &mut scores,
+            &mut out,
+        );
         for head in 0..2 {
             let q = &q[head * 2 * dim..][..dim];
             let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(q * k)).sum::<f64>();
             let e: Vec<f64> = k.chunks_exact(dim).map(|k| dot(k).exp()).collect();
             for d in 0..dim {
-                let wanted: f64 = e.iter().zip(v[d..].iter().step_by(dim)).map(|(e, v)| e * f64::from(*v)).sum();
+                let wanted: f64 = e
+                    .iter()
+                    .zip(v[d..].iter().step_by(dim))
+                    .map(|(e, v)| e * f64::from(*v))
+                    .sum();
                 let ours = f64::from(out[head * 2 * dim + d]);
-                assert!((ours - wanted / e.iter().sum::<f64>()).abs() < 1e-5, "{simd} {dim} {positions} {head} {d}");
+                assert!(
+                    (ours - wanted / e.iter().sum::<f64>()).abs() < 1e-5,
+                    "{simd} {dim} {positions} {head} {d}"
+                );
             }
         }
         [&out[..dim], &out[2 * dim..3 * dim]].concat()
@@ -188,7 +214,10 @@ mod tests {
         for (dim, positions) in [(16, 1), (32, 15), (64, 16), (64, 17), (32, 100)] {
             let wanted = run(Simd::available()[0], dim, positions);
             for simd in Simd::available() {
-                assert!(run(simd, dim, positions) == wanted, "{simd} {dim} {positions}");
+                assert!(
+                    run(simd, dim, positions) == wanted,
+                    "{simd} {dim} {positions}"
+                );
             }
         }
     }
@@ -203,7 +232,16 @@ mod tests {
         rope(&mut x, &angles);
         let (sin, cos) = 3f32.sin_cos();
         let (sin1, cos1) = 0.03f32.sin_cos();
-        let wanted = [cos - 0.5 * sin, 2.0 * cos1 + sin1, sin + 0.5 * cos, 2.0 * sin1 - cos1, 7.0];
-        assert!(x.iter().zip(wanted).all(|(x, w)| (x - w).abs() < 1e-6), "{x:?} {wanted:?}");
+        let wanted = [
+            cos - 0.5 * sin,
+            2.0 * cos1 + sin1,
+            sin + 0.5 * cos,
+            2.0 * sin1 - cos1,
+            7.0,
+        ];
+        assert!(
+            x.iter().zip(wanted).all(|(x, w)| (x - w).abs() < 1e-6),
+            "{x:?} {wanted:?}"
+        );
     }
 }

@@ -12,7 +12,7 @@
 //! pass of their own.
 
 use super::lanes::{LANES, Lanes};
-use super::math::vectorized;
+use super::math::{self, vectorized};
 
 /// Columns in a strip.
 pub const STRIP: usize = LANES;
@@ -135,6 +135,70 @@ vectorized! {
     }
 }
 
+/// Taps of the causal convolution, and samples of history that it looks at besides the newest.
+pub const TAPS: usize = 4;
+
+/// How a convolved vector is normalized.
+#[derive(Clone, Copy, Debug)]
+pub struct Normalize {
+    /// x / sqrt(sum x^2 + eps).
+    pub eps: f32,
+    /// A factor on the result.
+    pub factor: f32,
+}
+
+vectorized! {
+    /// Causal depthwise convolution over time, then SiLU, of the channels from `first` on, as many as `taps` has: sample t is
+    /// `x[t * channels + channel]`, the samples before are `history[(t + 3) * channels + channel]`. `taps` is `[tap][channel]`,
+    /// the newest sample last. `out` is `[token][size]`.
+    pub fn convolve<V>(
+        history: &[f32],
+        x: &[f32],
+        channels: usize,
+        first: usize,
+        taps: &[f32],
+        normalize: Option<Normalize>,
+        out: &mut [f32],
+    ) {
+        let size = taps.len() / TAPS;
+        for (token, out) in out.chunks_exact_mut(size).enumerate() {
+            let sample = |tap: usize| {
+                let rows = if token + tap < TAPS - 1 { history } else { x };
+                let row = if token + tap < TAPS - 1 { token + tap } else { token + tap + 1 - TAPS };
+                &rows[row * channels + first..][..size]
+            };
+            let samples: [&[f32]; TAPS] = [sample(0), sample(1), sample(2), sample(3)];
+            for (i, out) in out.iter_mut().enumerate() {
+                let mut acc = samples[0][i] * taps[i];
+                for tap in 1..TAPS {
+                    acc = samples[tap][i].mul_add(taps[tap * size + i], acc);
+                }
+                *out = math::silu(acc);
+            }
+            if let Some(Normalize { eps, factor }) = normalize {
+                math::l2_norm_in_place::<V>(out, eps);
+                out.iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+    }
+
+    /// The factor on the state, exp(a softplus(alpha + dt)) with a = -exp(A_log), and the rate sigmoid(beta), in place of alpha and beta.
+    pub fn gates<V>(alpha: &mut [f32], beta: &mut [f32], a: f32, dt: f32) {
+        for (alpha, beta) in alpha.iter_mut().zip(beta) {
+            *alpha = math::exp(a * math::softplus(*alpha + dt));
+            *beta = math::sigmoid(*beta);
+        }
+    }
+
+    /// Norm, then times SiLU of the gate, in place: what a head gives to the output projection.
+    pub fn norm_and_gate<V>(o: &mut [f32], w: &[f32], eps: f32, gate: &[f32]) {
+        math::rms_norm_in_place::<V>(o, w, eps);
+        for (o, g) in o.iter_mut().zip(gate) {
+            *o *= math::silu(*g);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,7 +250,16 @@ mod tests {
         for &n in widths {
             let (mut d, mut o) = (vec![0.0; n * s], vec![0.0; n * s]);
             let x = data.inputs(at..at + n);
-            run(simd, &mut m, s, Steps::default(), x, Keep::All, &mut d, &mut o);
+            run(
+                simd,
+                &mut m,
+                s,
+                Steps::default(),
+                x,
+                Keep::All,
+                &mut d,
+                &mut o,
+            );
             all.extend(o);
             at += n;
         }
@@ -201,7 +274,9 @@ mod tests {
         let mut wanted = vec![0f64; s * s];
         for t in 0..n {
             let row = |x: &[f32], i: usize| f64::from(x[t * s + i]);
-            wanted.iter_mut().for_each(|m| *m *= f64::from(data.decay[t]));
+            wanted
+                .iter_mut()
+                .for_each(|m| *m *= f64::from(data.decay[t]));
             for j in 0..s {
                 let held: f64 = (0..s).map(|i| wanted[i * s + j] * row(&data.k, i)).sum();
                 let d = f64::from(data.beta[t]) * (row(&data.v, j) - held);
@@ -242,13 +317,92 @@ mod tests {
             let (mut d, mut o) = (vec![0.0; 4 * s], vec![0.0; 4 * s]);
             let mut copy = vec![0.0; s * STRIP];
             let x = data.inputs(1..n);
-            run(simd, &mut m, s, Steps::default(), x, Keep::Nothing(&mut copy), &mut d, &mut o);
+            run(
+                simd,
+                &mut m,
+                s,
+                Steps::default(),
+                x,
+                Keep::Nothing(&mut copy),
+                &mut d,
+                &mut o,
+            );
             assert!(m == before);
-            let replay = Steps { k: &x.k[..accepted * s], d: &d[..accepted * s], decay: &x.decay[..accepted] };
-            run(simd, &mut m, s, replay, data.inputs(0..0), Keep::All, &mut [], &mut []);
+            let replay = Steps {
+                k: &x.k[..accepted * s],
+                d: &d[..accepted * s],
+                decay: &x.decay[..accepted],
+            };
+            run(
+                simd,
+                &mut m,
+                s,
+                replay,
+                data.inputs(0..0),
+                Keep::All,
+                &mut [],
+                &mut [],
+            );
             let (wanted, read) = batches(simd, &data, &[1 + accepted]);
             assert!(m == wanted, "{accepted} accepted");
             assert!(o[..accepted * s] == read[s..]);
         }
+    }
+
+    #[test]
+    fn the_convolution_looks_back_through_history() {
+        let (channels, first, size) = (5, 2, 2);
+        let history: Vec<f32> = (0..15).map(|i| i as f32).collect();
+        let x: Vec<f32> = (15..40).map(|i| i as f32).collect();
+        let taps = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
+        let mut out = vec![0.0; 10];
+        convolve(
+            Simd::best(),
+            &history,
+            &x,
+            channels,
+            first,
+            &taps,
+            None,
+            &mut out,
+        );
+        let all = [history, x].concat();
+        for t in 0..5 {
+            for i in 0..size {
+                let z: f32 = (0..4)
+                    .map(|tap| all[(t + tap) * channels + first + i] * taps[tap * size + i])
+                    .sum();
+                let wanted = z / (1.0 + (-z).exp());
+                assert!((out[t * size + i] - wanted).abs() < 1e-4, "{t} {i}");
+            }
+        }
+        let normalize = Some(Normalize {
+            eps: 0.0,
+            factor: 2.0,
+        });
+        convolve(
+            Simd::best(),
+            &all[..15],
+            &all[15..],
+            channels,
+            first,
+            &taps,
+            normalize,
+            &mut out,
+        );
+        assert!((out[0].hypot(out[1]) - 2.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn gates_follow_their_formulas() {
+        let (mut alpha, mut beta) = ([0.5f32], [1.0f32]);
+        gates(Simd::best(), &mut alpha, &mut beta, -0.7, 0.25);
+        assert!((alpha[0] - (-0.7 * 0.75f32.exp().ln_1p()).exp()).abs() < 1e-6);
+        assert!((beta[0] - 1.0 / (1.0 + (-1f32).exp())).abs() < 1e-6);
+        let mut o = [3.0, -4.0];
+        norm_and_gate(Simd::best(), &mut o, &[1.0, 1.0], 0.0, &[0.0, 2.0]);
+        let silu = 2.0 / (1.0 + (-2f32).exp());
+        let wanted = -4.0 / 12.5f32.sqrt() * silu;
+        assert!(o[0] == 0.0 && (o[1] - wanted).abs() < 1e-6);
     }
 }

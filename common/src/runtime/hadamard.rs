@@ -111,19 +111,29 @@ mod tests {
                 let (b, r) = (i / block * block, i % block);
                 let wanted: f64 = (0..block)
                     .map(|c| {
-                        let h = if (r & c).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                        let h = if (r & c).count_ones() % 2 == 0 {
+                            1.0
+                        } else {
+                            -1.0
+                        };
                         h * f64::from(signs[b + c] * x[b + c])
                     })
                     .sum::<f64>()
                     / (block as f64).sqrt();
-                assert!((f64::from(*y) - wanted).abs() < 1e-5, "block {block}, value {i}: {y} {wanted}");
+                assert!(
+                    (f64::from(*y) - wanted).abs() < 1e-5,
+                    "block {block}, value {i}: {y} {wanted}"
+                );
             }
         }
     }
 
     #[test]
     fn back_and_forth_is_the_identity_up_to_rounding() {
-        let (x, signs) = (values(1024), values(1024).iter().map(|v| v.signum()).collect::<Vec<_>>());
+        let (x, signs) = (
+            values(1024),
+            values(1024).iter().map(|v| v.signum()).collect::<Vec<_>>(),
+        );
         let mut y = x.clone();
         rotate(Simd::best(), &mut y, &signs, 256);
         rotate_back(Simd::best(), &mut y, &signs, 256);

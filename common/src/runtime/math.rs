@@ -140,7 +140,15 @@ pub(super) fn exp(x: f32) -> f32 {
     let r = n.mul_add(-0.693_145_75, x);
     let r = n.mul_add(-1.428_606_8e-6, r);
     let mut p = 1.0 / 5040.0;
-    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+    for c in [
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ] {
         p = r.mul_add(p, c);
     }
     let n = (shifted.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
@@ -272,7 +280,9 @@ pub fn ln_f64(x: f64) -> f64 {
     }
     let s = (m - 1.0) / (m + 1.0);
     // s^2 is below 0.03: 14 terms reach the last bit.
-    let series = (0..14).rev().fold(0.0, |p, i| p * s * s + 1.0 / f64::from(2 * i + 1));
+    let series = (0..14)
+        .rev()
+        .fold(0.0, |p, i| p * s * s + 1.0 / f64::from(2 * i + 1));
     2.0 * s * series + e as f64 * std::f64::consts::LN_2
 }
 
@@ -314,46 +324,84 @@ mod tests {
 
     fn samples() -> Vec<f32> {
         let steps = (-4000..=4000).map(|i| i as f32 * 0.026);
-        steps.chain([0.0, -0.0, 1e-30, -1e-30, 88.7, 89.5, 1e9, -1e9, f32::INFINITY, f32::NEG_INFINITY]).collect()
+        steps
+            .chain([
+                0.0,
+                -0.0,
+                1e-30,
+                -1e-30,
+                88.7,
+                89.5,
+                1e9,
+                -1e9,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+            ])
+            .collect()
     }
 
     /// (ours, wanted) agree to `ulps` units in the last place, or both are below the smallest normal number.
     fn close(ours: f32, wanted: f64, ulps: f64) -> bool {
         let rounded = wanted as f32;
         ours == rounded
-            || (f64::from(ours) - wanted).abs() <= ulps * f64::from(rounded.abs()) * f64::from(f32::EPSILON)
-            || wanted.abs() < f64::from(f32::MIN_POSITIVE) && f64::from(ours).abs() < 1.2 * f64::from(f32::MIN_POSITIVE)
+            || (f64::from(ours) - wanted).abs()
+                <= ulps * f64::from(rounded.abs()) * f64::from(f32::EPSILON)
+            || wanted.abs() < f64::from(f32::MIN_POSITIVE)
+                && f64::from(ours).abs() < 1.2 * f64::from(f32::MIN_POSITIVE)
     }
 
     #[test]
     fn exp_and_friends_are_accurate() {
         for x in samples() {
             let d = f64::from(x);
-            assert!(close(exp(x), d.exp(), 2.0), "exp {x}: {} {}", exp(x), d.exp());
+            assert!(
+                close(exp(x), d.exp(), 2.0),
+                "exp {x}: {} {}",
+                exp(x),
+                d.exp()
+            );
             let wanted = 1.0 / (1.0 + (-d).exp());
-            assert!(close(sigmoid(x), wanted, 3.0), "sigmoid {x}: {} {wanted}", sigmoid(x));
+            assert!(
+                close(sigmoid(x), wanted, 3.0),
+                "sigmoid {x}: {} {wanted}",
+                sigmoid(x)
+            );
             let wanted = if d > 30.0 { d } else { d.exp().ln_1p() };
-            assert!(close(softplus(x), wanted, 4.0), "softplus {x}: {} {wanted}", softplus(x));
+            assert!(
+                close(softplus(x), wanted, 4.0),
+                "softplus {x}: {} {wanted}",
+                softplus(x)
+            );
         }
-        assert!(exp(f32::NAN).is_nan() && sigmoid(f32::NAN).is_nan() && softplus(f32::NAN).is_nan());
+        assert!(
+            exp(f32::NAN).is_nan() && sigmoid(f32::NAN).is_nan() && softplus(f32::NAN).is_nan()
+        );
     }
 
     #[test]
     fn doubles_are_accurate() {
         for i in 1..2000 {
             let x = f64::from(i) * 0.37;
-            assert!((ln_f64(x) - x.ln()).abs() < 1e-15 * (1.0 + x.ln().abs()), "ln {x}");
+            assert!(
+                (ln_f64(x) - x.ln()).abs() < 1e-15 * (1.0 + x.ln().abs()),
+                "ln {x}"
+            );
             let y = x * 0.4 - 100.0;
             assert!((exp_f64(y) / y.exp() - 1.0).abs() < 1e-13, "exp {y}");
             let z = x * 131.0;
             let (sin, cos) = sin_cos_f64(z);
-            assert!((sin - z.sin()).abs() < 1e-11 && (cos - z.cos()).abs() < 1e-11, "sin cos {z}");
+            assert!(
+                (sin - z.sin()).abs() < 1e-11 && (cos - z.cos()).abs() < 1e-11,
+                "sin cos {z}"
+            );
         }
     }
 
     #[test]
     fn every_level_gives_the_same_bits() {
-        let x: Vec<f32> = (0..1003).map(|i| ((i * 7919) % 1000) as f32 * 0.013 - 6.5).collect();
+        let x: Vec<f32> = (0..1003)
+            .map(|i| ((i * 7919) % 1000) as f32 * 0.013 - 6.5)
+            .collect();
         let w: Vec<f32> = (0..1003).map(|i| 0.5 + (i % 17) as f32 * 0.1).collect();
         let run = |simd: Simd| {
             let mut out = vec![0.0; x.len()];
