@@ -7,3 +7,5 @@ pub mod formats;
 pub mod kernels;
 pub mod lab;
 pub mod runtime;
+#[cfg(unix)]
+pub mod test_support;

@@ -6,3 +6,5 @@ pub mod gguf;
 pub mod hadamard;
 mod lanes;
 pub mod math;
+pub mod memory;
+pub mod pool;
