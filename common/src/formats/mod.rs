@@ -78,7 +78,7 @@ pub fn convert<A: Ternary<N>, B: Ternary<N>, const N: usize>(block: &A) -> Resul
     B::pack(block.scale(), &block.codes())
 }
 
-/// A tensor type of a GGUF file. See the table of sizes in [`Format::block_bytes`].
+/// A tensor type of a GGUF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // each name is its own documentation
 pub enum Format {
@@ -115,13 +115,13 @@ impl Format {
             Format::F32 => (0, "f32", 1, 4),
             Format::F16 => (1, "f16", 1, 2),
             Format::Bf16 => (30, "bf16", 1, 2),
-            Format::Q4_0 => (2, "q4_0", 32, 18),
-            Format::Q8_0 => (8, "q8_0", 32, 34),
-            Format::Tq1_0 => (34, "tq1_0", 256, 54),
-            Format::Tq2_0 => (35, "tq2_0", 256, 66),
-            Format::Q2_0 => (42, "q2_0", 64, 18),
-            Format::Pq2_0 => (142, "pq2_0", 128, 34),
-            Format::Ptq1_0 => (143, "ptq1_0", 128, 28),
+            Format::Q4_0 => (2, "q4_0", 32, size_of::<BlockQ4_0>()),
+            Format::Q8_0 => (8, "q8_0", 32, size_of::<BlockQ8_0>()),
+            Format::Tq1_0 => (34, "tq1_0", 256, size_of::<BlockTq1_0>()),
+            Format::Tq2_0 => (35, "tq2_0", 256, size_of::<BlockTq2_0>()),
+            Format::Q2_0 => (42, "q2_0", 64, size_of::<BlockQ2_0>()),
+            Format::Pq2_0 => (142, "pq2_0", 128, size_of::<BlockPq2_0>()),
+            Format::Ptq1_0 => (143, "ptq1_0", 128, size_of::<BlockPtq1_0>()),
         }
     }
 

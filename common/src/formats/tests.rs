@@ -94,6 +94,47 @@ fn every_code_round_trips() {
     round_trip::<BlockTq1_0, 256>(2);
 }
 
+/// The same through the format chosen at run time, over two rows' worth of blocks.
+#[test]
+fn formats_by_value_pack_unpack_and_dequantize() {
+    for (f, size) in [
+        (Format::Tq1_0, 54),
+        (Format::Tq2_0, 66),
+        (Format::Q2_0, 18),
+        (Format::Pq2_0, 34),
+        (Format::Ptq1_0, 28),
+    ] {
+        assert!(f.is_ternary());
+        let (n, blocks) = (f.block_weights(), 3);
+        let codes = ternary_noise(blocks, n);
+        let scales = [1.0, -0.5, 0.25].map(f16::from_f32);
+        let mut bytes = vec![0; blocks * size];
+        f.pack(&codes, &scales, &mut bytes).unwrap();
+        let (mut u, mut d) = (vec![0; codes.len()], [f16::ZERO; 3]);
+        f.unpack(&bytes, &mut u, &mut d).unwrap();
+        assert_eq!((&u, d), (&codes, scales));
+        let mut x = vec![0.0; codes.len()];
+        f.dequantize(&bytes, &mut x).unwrap();
+        for (i, x) in x.iter().enumerate() {
+            assert_eq!(*x, (f32::from(codes[i]) - 1.0) * scales[i / n].to_f32());
+        }
+        assert!(f.pack(&codes, &scales[1..], &mut bytes).is_err());
+        assert!(f.pack(&codes[1..], &scales, &mut bytes).is_err());
+        assert!(f.unpack(&bytes[1..], &mut u, &mut d).is_err());
+        assert!(f.dequantize(&bytes, &mut x[1..]).is_err());
+        assert!(f.pack(&vec![4; codes.len()], &scales, &mut bytes).is_err());
+    }
+    let mut x = [0.0; 32];
+    Format::Q8_0
+        .dequantize(&[&[0, 0x3C][..], &[255; 32]].concat(), &mut x)
+        .unwrap();
+    assert_eq!(x, [-1.0; 32]);
+    Format::Q4_0
+        .dequantize(&[&[0, 0x3C][..], &[0x97; 16]].concat(), &mut x)
+        .unwrap();
+    assert_eq!((x[0], x[16]), (-1.0, 1.0));
+}
+
 /// The byte and slot or digit of single weights, from the description of each format.
 #[test]
 fn places_of_single_weights() {
@@ -308,6 +349,9 @@ proptest! {
         prop_assert_eq!(parts.tiles * l.tile_rows(), full);
         prop_assert_eq!([parts.codes, parts.scales, parts.tail].concat(), bytes.clone());
         prop_assert_eq!(parts.tail.len(), bytes.len() - tiled);
+        if matches!(l, Layout::Wide2 { .. }) {
+            prop_assert_eq!(parts.codes.len(), full * cols / 4);
+        }
         l.restore_in_place(&mut bytes, rows, cols).unwrap();
         prop_assert_eq!(bytes, stock);
     }
