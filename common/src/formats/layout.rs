@@ -17,11 +17,13 @@
 //! | slot16 | 4 | 4 | 4 | no |
 //! | row-pair | 4 | 2 | 2 | no |
 //! | wide-row | 8 or 16 | all | 1 | yes |
+//!
+//! The base-3 wide-row layout shares tiles, strip and tail; [`wide_b3`] has its codes.
 
 use anyhow::{Result, ensure};
 use half::f16;
 
-use super::{Format, crumbs, tq2_0};
+use super::{BlockPtq1_0, Format, Ternary, crumbs, tq2_0, wide_b3};
 
 /// Rows in a tile of a wide layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +50,11 @@ pub enum Layout {
         /// Rows in a tile.
         rows: TileRows,
     },
+    /// PTQ1_0 in tiles of 8 or 16 rows, base-3 codes for wide vectors: see [`wide_b3`].
+    WideB3 {
+        /// Rows in a tile.
+        rows: TileRows,
+    },
 }
 
 /// The parameters of an interleaved layout.
@@ -57,6 +64,8 @@ struct Tiling {
     interleave: usize,
     stride: usize,
     strip: bool,
+    /// Base-3 codes, placed and coded by [`wide_b3`] instead.
+    base3: Option<TileRows>,
 }
 
 /// A matrix split into what its kernels take.
@@ -99,6 +108,7 @@ impl Layout {
                 ..
             } => "wide-row-tq2_0",
             Layout::Wide2 { .. } => "wide-row",
+            Layout::WideB3 { .. } => "wide-row-b3",
         }
     }
 
@@ -107,6 +117,7 @@ impl Layout {
         match self {
             Layout::Stock(format) | Layout::Wide2 { source: format, .. } => format,
             Layout::Slot16 | Layout::RowPair => Format::Pq2_0,
+            Layout::WideB3 { .. } => Format::Ptq1_0,
         }
     }
 
@@ -115,7 +126,7 @@ impl Layout {
         match self {
             Layout::Stock(_) => 1,
             Layout::Slot16 | Layout::RowPair => 4,
-            Layout::Wide2 { rows, .. } => rows as usize,
+            Layout::Wide2 { rows, .. } | Layout::WideB3 { rows } => rows as usize,
         }
     }
 
@@ -125,13 +136,18 @@ impl Layout {
             Layout::Stock(_) => return None,
             Layout::Slot16 => (4, 4, false),
             Layout::RowPair => (2, 2, false),
-            Layout::Wide2 { .. } => (rows, 1, true),
+            Layout::Wide2 { .. } | Layout::WideB3 { .. } => (rows, 1, true),
+        };
+        let base3 = match self {
+            Layout::WideB3 { rows } => Some(rows),
+            _ => None,
         };
         Some(Tiling {
             rows,
             interleave,
             stride,
             strip,
+            base3,
         })
     }
 
@@ -139,7 +155,7 @@ impl Layout {
     fn check(self, len: usize, rows: usize, cols: usize) -> Result<usize> {
         let source = self.source();
         ensure!(
-            matches!(self, Layout::Stock(_))
+            matches!(self, Layout::Stock(_) | Layout::WideB3 { .. })
                 || matches!(source, Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0),
             "{}: made from a two-bit format, found {source}",
             self.name()
@@ -199,26 +215,18 @@ impl Layout {
         let plan = Plan::new(source, tiling, rows, row_bytes);
         let mut tile = vec![0; plan.tile_bytes];
         let mut strip = vec![0; plan.strip_bytes()];
-        let mut ordered = [0; 64];
         // A tile's codes never end to the right of its stock bytes, so the tiles go in order.
         for t in 0..plan.tiles {
             tile.copy_from_slice(&bytes[t * plan.tile_bytes..][..plan.tile_bytes]);
             for at in plan.blocks_of(t) {
-                let (d, mut qs) = split_block(source, &tile[at.stock..][..plan.block_bytes]);
+                let (d, qs) = split_block(source, &tile[at.stock..][..plan.block_bytes]);
                 let scales = if tiling.strip {
                     &mut strip
                 } else {
                     &mut *bytes
                 };
                 scales[at.scale..][..2].copy_from_slice(d);
-                if source == Format::Tq2_0 {
-                    tq2_0::to_order_of_k(qs, &mut ordered);
-                    qs = &ordered;
-                }
-                for &(word, first) in &plan.words {
-                    let four = crumbs::gather(qs, tiling.stride, first);
-                    bytes[at.codes + word..][..4].copy_from_slice(&four);
-                }
+                plan.put(source, qs, &at, bytes);
             }
         }
         bytes[plan.strip_start()..][..strip.len()].copy_from_slice(&strip);
@@ -238,21 +246,13 @@ impl Layout {
         let plan = Plan::new(source, tiling, rows, row_bytes);
         let mut tile = vec![0; plan.tile_bytes];
         let strip = bytes[plan.strip_start()..][..plan.strip_bytes()].to_vec();
-        let mut ordered = [0; 64];
         for t in (0..plan.tiles).rev() {
             for at in plan.blocks_of(t) {
                 let block = &mut tile[at.stock..][..plan.block_bytes];
                 let (d, qs) = split_block_mut(source, block);
                 let scales = if tiling.strip { &strip } else { &*bytes };
                 d.copy_from_slice(&scales[at.scale..][..2]);
-                for &(word, first) in &plan.words {
-                    let four = std::array::from_fn(|i| bytes[at.codes + word + i]);
-                    crumbs::scatter(four, tiling.stride, first, &mut ordered);
-                }
-                match source {
-                    Format::Tq2_0 => tq2_0::from_order_of_k(&ordered, qs),
-                    _ => qs.copy_from_slice(&ordered[..qs.len()]),
-                }
+                plan.get(source, bytes, &at, qs);
             }
             bytes[t * plan.tile_bytes..][..plan.tile_bytes].copy_from_slice(&tile);
         }
@@ -321,14 +321,17 @@ impl BlockReader<'_> {
         };
         let rows = plan.tiling.rows;
         let at = plan.place(row / rows, block, row % rows);
-        let mut ordered = [0; 64];
-        for &(word, first) in &plan.words {
-            let four = std::array::from_fn(|i| self.bytes[at.codes + word + i]);
-            crumbs::scatter(four, plan.tiling.stride, first, &mut ordered);
-        }
-        for (k, u) in codes.iter_mut().enumerate() {
-            *u = ordered[k / 4] >> (2 * (k % 4)) & 3;
-        }
+        let mut block = [0; 66];
+        let stock = &mut block[..plan.block_bytes];
+        plan.get(
+            self.source,
+            self.bytes,
+            &at,
+            split_block_mut(self.source, stock).1,
+        );
+        self.source
+            .unpack(stock, codes, &mut [f16::ZERO])
+            .expect("one block of a ternary format");
         let start = if plan.tiling.strip {
             plan.strip_start()
         } else {
@@ -355,6 +358,7 @@ struct Plan {
 
 /// Where a block of one row stands: in the copy of its stock tile, its scale, its first word.
 struct At {
+    row: usize,
     stock: usize,
     scale: usize,
     codes: usize,
@@ -406,29 +410,74 @@ impl Plan {
             interleave,
             stride,
             strip,
+            base3,
         } = self.tiling;
-        let code_bytes = self.words.len() * 4;
         let block = t * self.blocks + b;
-        let turn = r / interleave * interleave * code_bytes + r % interleave * stride * 4;
         let lead = block * rows * self.block_bytes;
+        let code_bytes = self.block_bytes - 2;
+        let turn = r / interleave * interleave * code_bytes + r % interleave * stride * 4;
+        let codes = if strip {
+            lead - block * rows * 2
+        } else {
+            lead + rows * 2
+        };
         At {
+            row: r,
             stock: r * self.row_bytes + b * self.block_bytes,
             scale: if strip { block * rows * 2 } else { lead } + r * 2,
-            codes: turn
-                + if strip {
-                    block * rows * code_bytes
-                } else {
-                    lead + rows * 2
-                },
+            codes: codes + if base3.is_some() { 0 } else { turn },
+        }
+    }
+
+    /// Puts the codes of a stock block in their places.
+    fn put(&self, source: Format, qs: &[u8], at: &At, bytes: &mut [u8]) {
+        if let Some(rows) = self.tiling.base3 {
+            let stock = BlockPtq1_0::of_codes(qs).codes();
+            for (j, byte) in wide_b3::pack(rows, &stock).into_iter().enumerate() {
+                bytes[at.codes + wide_b3::place(rows as usize, at.row, j)] = byte;
+            }
+            return;
+        }
+        let mut ordered = [0; 64];
+        let qs = if source == Format::Tq2_0 {
+            tq2_0::to_order_of_k(qs, &mut ordered);
+            &ordered
+        } else {
+            qs
+        };
+        for &(word, first) in &self.words {
+            let four = crumbs::gather(qs, self.tiling.stride, first);
+            bytes[at.codes + word..][..4].copy_from_slice(&four);
+        }
+    }
+
+    /// The inverse of [`Plan::put`].
+    fn get(&self, source: Format, bytes: &[u8], at: &At, qs: &mut [u8]) {
+        if let Some(rows) = self.tiling.base3 {
+            let place = |j| bytes[at.codes + wide_b3::place(rows as usize, at.row, j)];
+            let codes = wide_b3::unpack(rows, &std::array::from_fn(place));
+            let block = BlockPtq1_0::pack(f16::ZERO, &codes.map(|u| u.min(2)));
+            let block = block.expect("codes of base 3");
+            qs.copy_from_slice(&bytemuck::bytes_of(&block)[..wide_b3::BYTES]);
+            return;
+        }
+        let mut ordered = [0; 64];
+        for &(word, first) in &self.words {
+            let four = std::array::from_fn(|i| bytes[at.codes + word + i]);
+            crumbs::scatter(four, self.tiling.stride, first, &mut ordered);
+        }
+        match source {
+            Format::Tq2_0 => tq2_0::from_order_of_k(&ordered, qs),
+            _ => qs.copy_from_slice(&ordered[..qs.len()]),
         }
     }
 }
 
-/// (scale, codes) of a two-bit block.
+/// (scale, codes) of a block that a layout is made from.
 fn split_block(source: Format, block: &[u8]) -> (&[u8], &[u8]) {
     match source {
-        Format::Tq2_0 => {
-            let (qs, d) = block.split_at(64);
+        Format::Tq2_0 | Format::Ptq1_0 => {
+            let (qs, d) = block.split_at(block.len() - 2);
             (d, qs)
         }
         _ => block.split_at(2),
@@ -437,8 +486,8 @@ fn split_block(source: Format, block: &[u8]) -> (&[u8], &[u8]) {
 
 fn split_block_mut(source: Format, block: &mut [u8]) -> (&mut [u8], &mut [u8]) {
     match source {
-        Format::Tq2_0 => {
-            let (qs, d) = block.split_at_mut(64);
+        Format::Tq2_0 | Format::Ptq1_0 => {
+            let (qs, d) = block.split_at_mut(block.len() - 2);
             (d, qs)
         }
         _ => block.split_at_mut(2),

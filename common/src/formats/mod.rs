@@ -21,6 +21,7 @@ pub mod tl2;
 mod tq1_0;
 mod tq2_0;
 pub mod trits5;
+pub mod wide_b3;
 
 use std::fmt;
 

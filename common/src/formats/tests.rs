@@ -311,7 +311,32 @@ fn place(l: Layout, rows: usize, cols: usize, r: usize, k: usize) -> (usize, usi
             let scale = strip + ((tile * blocks + b) * tr + row) * 2;
             (codes + (k / 16 * tr + row) * 4 + k % 4, k / 4 % 4, scale)
         }
-        Layout::Stock(_) => unreachable!("not interleaved"),
+        Layout::Stock(_) | Layout::WideB3 { .. } => unreachable!("not two-bit interleaved"),
+    }
+}
+
+#[test]
+fn base3_repack_keeps_every_code_and_scale() {
+    for l in [TileRows::R8, TileRows::R16].map(|rows| Layout::WideB3 { rows }) {
+        for (rows, cols) in [(1, 128), (16, 128), (33, 384), (40, 640)] {
+            let f = Format::Ptq1_0;
+            let codes: Vec<u8> = noise(rows * cols, 5).into_iter().map(|b| b % 3).collect();
+            let scales: Vec<f16> = noise(rows * cols / 64, 6)
+                .chunks(2)
+                .map(|b| f16::from_le_bytes([b[0], b[1]]))
+                .collect();
+            let mut stock = vec![0; f.matrix_bytes(rows, cols).unwrap()];
+            f.pack(&codes, &scales, &mut stock).unwrap();
+            let mut bytes = stock.clone();
+            l.repack_in_place(&mut bytes, rows, cols).unwrap();
+            assert_eq!(bytes == stock, rows < l.tile_rows(), "{l:?}");
+            let found = l.unpack(&bytes, rows, cols).unwrap();
+            assert_eq!(found.codes, codes);
+            let bits: Vec<u16> = scales.iter().map(|d| d.to_bits()).collect();
+            assert_eq!(found.scales, bits);
+            l.restore_in_place(&mut bytes, rows, cols).unwrap();
+            assert_eq!(bytes, stock);
+        }
     }
 }
 

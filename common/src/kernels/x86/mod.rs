@@ -42,24 +42,24 @@ macro_rules! instances {
 }
 
 instances! {"avx2,fma,f16c",
-    wide64_avx2 = wide::run::<lanes::Avx2, 64>;
-    wide128_avx2 = wide::run::<lanes::Avx2, 128>;
-    wide256_avx2 = wide::run::<lanes::Avx2, 256>;
+    wide64_avx2 = wide::run::<lanes::Avx2, wide::TwoBit<64>>;
+    wide128_avx2 = wide::run::<lanes::Avx2, wide::TwoBit<128>>;
+    wide256_avx2 = wide::run::<lanes::Avx2, wide::TwoBit<256>>;
 }
 
 instances! {"avx2,fma,f16c,avxvnni",
-    wide64_vex = wide::run::<lanes::AvxVnni, 64>;
-    wide128_vex = wide::run::<lanes::AvxVnni, 128>;
-    wide256_vex = wide::run::<lanes::AvxVnni, 256>;
+    wide64_vex = wide::run::<lanes::AvxVnni, wide::TwoBit<64>>;
+    wide128_vex = wide::run::<lanes::AvxVnni, wide::TwoBit<128>>;
+    wide256_vex = wide::run::<lanes::AvxVnni, wide::TwoBit<256>>;
 }
 
 instances! {"avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
-    wide64_evex = wide::run::<lanes::Avx512Vl, 64>;
-    wide128_evex = wide::run::<lanes::Avx512Vl, 128>;
-    wide256_evex = wide::run::<lanes::Avx512Vl, 256>;
-    wide64_avx512 = wide::run::<lanes::Avx512, 64>;
-    wide128_avx512 = wide::run::<lanes::Avx512, 128>;
-    wide256_avx512 = wide::run::<lanes::Avx512, 256>;
+    wide64_evex = wide::run::<lanes::Avx512Vl, wide::TwoBit<64>>;
+    wide128_evex = wide::run::<lanes::Avx512Vl, wide::TwoBit<128>>;
+    wide256_evex = wide::run::<lanes::Avx512Vl, wide::TwoBit<256>>;
+    wide64_avx512 = wide::run::<lanes::Avx512, wide::TwoBit<64>>;
+    wide128_avx512 = wide::run::<lanes::Avx512, wide::TwoBit<128>>;
+    wide256_avx512 = wide::run::<lanes::Avx512, wide::TwoBit<256>>;
 }
 
 /// The wide-row kernels of a set, for the two-bit formats.

@@ -20,12 +20,75 @@ const MASKED: usize = 4;
 /// Groups that share one shifting of the slots.
 const PASS: usize = 4;
 
-/// The tiles `tiles` of `w`, whose scales serve `G` columns, for every token of `x`.
+/// How the codes of one block of a tile are stored, and what a vector of them takes to multiply.
 ///
 /// # Safety
-/// As [`crate::kernels::TilesFn`], for the instruction set of `V`.
+/// As [`Lanes`]; `codes` points to a whole block.
+#[allow(clippy::missing_safety_doc)] // one contract for all, above
+pub unsafe trait Codes<V: Lanes> {
+    /// Columns that share a scale.
+    const GROUP: usize;
+    /// Bytes of a block of a tile.
+    const BYTES: usize;
+
+    /// Adds the dots of a block with `T` tokens, `y[k / 4][token][k % 4]`, to their slots.
+    unsafe fn dots<const T: usize>(
+        codes: *const u8,
+        y: *const i8,
+        acc: [V::Slots; T],
+    ) -> [V::Slots; T];
+
+    /// Hands out each vector of codes as bytes 0 to 3, and its place k / 4.
+    unsafe fn unpack(codes: *const u8, put: impl FnMut(usize, V));
+}
+
+/// Two bits a code, scales over `G` columns.
+pub struct TwoBit<const G: usize>;
+
+// SAFETY: reads `BYTES` bytes of codes, `G * T` of activations.
+unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
+    const GROUP: usize = G;
+    const BYTES: usize = G / 16 * V::BYTES;
+
+    #[inline(always)]
+    unsafe fn dots<const T: usize>(
+        codes: *const u8,
+        y: *const i8,
+        mut acc: [V::Slots; T],
+    ) -> [V::Slots; T] {
+        for c in 0..G / 16 {
+            // SAFETY: word c is inside the block; its 16 activations a token are inside the group.
+            unsafe {
+                let u = V::load(codes.add(c * V::BYTES)).mask();
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    *acc = V::slots_dot(*acc, u, y.add(16 * c * T + 4 * t), 4 * T);
+                }
+                if c % 4 == 3 {
+                    acc = acc.map(|s| V::slots_fold(s));
+                }
+            }
+        }
+        acc
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(codes: *const u8, mut put: impl FnMut(usize, V)) {
+        for c in 0..G / 16 {
+            // SAFETY: word c is inside the block.
+            let slots = unsafe { V::load(codes.add(c * V::BYTES)).shift() };
+            for (s, u) in slots.into_iter().enumerate() {
+                put(4 * c + s, u);
+            }
+        }
+    }
+}
+
+/// The tiles `tiles` of `w` for every token of `x`.
+///
+/// # Safety
+/// As [`crate::kernels::TilesFn`], for the instruction set of `V`; the layout of `w` is that of `C`.
 #[inline(always)]
-pub unsafe fn run<V: Lanes, const G: usize>(
+pub unsafe fn run<V: Lanes, C: Codes<V>>(
     w: &MatrixRef,
     x: &[Group],
     tiles: Range<usize>,
@@ -35,18 +98,18 @@ pub unsafe fn run<V: Lanes, const G: usize>(
     unsafe {
         match x {
             [x] if x.width() <= MASKED => match x.width() {
-                1 => decode::<V, G, 1>(w, x, tiles, out),
-                2 => decode::<V, G, 2>(w, x, tiles, out),
-                3 => decode::<V, G, 3>(w, x, tiles, out),
-                _ => decode::<V, G, 4>(w, x, tiles, out),
+                1 => decode::<V, C, 1>(w, x, tiles, out),
+                2 => decode::<V, C, 2>(w, x, tiles, out),
+                3 => decode::<V, C, 3>(w, x, tiles, out),
+                _ => decode::<V, C, 4>(w, x, tiles, out),
             },
             _ => {
                 for tile in tiles.clone().step_by(2) {
                     for (pass, x) in x.chunks(PASS).enumerate() {
                         if tile + 1 < tiles.end {
-                            prefill::<V, G, 2>(w, x, tile, pass * PASS, out);
+                            prefill::<V, C, 2>(w, x, tile, pass * PASS, out);
                         } else {
-                            prefill::<V, G, 1>(w, x, tile, pass * PASS, out);
+                            prefill::<V, C, 1>(w, x, tile, pass * PASS, out);
                         }
                     }
                 }
@@ -60,15 +123,11 @@ pub unsafe fn run<V: Lanes, const G: usize>(
 /// # Safety
 /// The tile is inside `w`.
 #[inline(always)]
-unsafe fn tile_of<V: Lanes, const G: usize>(w: &MatrixRef, tile: usize) -> (*const u8, *const f16) {
-    let blocks = w.cols / G;
+unsafe fn tile_of<V: Lanes, C: Codes<V>>(w: &MatrixRef, tile: usize) -> (*const u8, *const f16) {
+    let blocks = w.cols / C::GROUP;
     // SAFETY: the caller's contract: the parts of a wide layout hold `tiles * blocks` blocks.
     unsafe {
-        let codes = w
-            .parts
-            .codes
-            .as_ptr()
-            .add(tile * blocks * G / 16 * V::BYTES);
+        let codes = w.parts.codes.as_ptr().add(tile * blocks * C::BYTES);
         (
             codes,
             w.parts
@@ -82,42 +141,33 @@ unsafe fn tile_of<V: Lanes, const G: usize>(w: &MatrixRef, tile: usize) -> (*con
 
 /// One to four tokens: bytes of codes are the cost, so each vector is read once and its slots are masked, not shifted.
 #[inline(always)]
-unsafe fn decode<V: Lanes, const G: usize, const T: usize>(
+unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
     w: &MatrixRef,
     x: &Group,
     tiles: Range<usize>,
     out: Out,
 ) {
-    let (scales, offsets) = (x.scales().as_ptr(), x.offsets(G).as_ptr());
+    let (scales, offsets) = (x.scales().as_ptr(), x.offsets(C::GROUP).as_ptr());
     for tile in tiles {
         // SAFETY: the caller's contract; activations are padded to whole blocks of 256.
         unsafe {
-            let (mut codes, mut d) = tile_of::<V, G>(w, tile);
+            let (mut codes, mut d) = tile_of::<V, C>(w, tile);
             let mut y = x.packed().as_ptr();
             let mut acc = [V::zero_f(); T];
-            for b in 0..w.cols / G {
-                for line in (0..G / 16 * V::BYTES).step_by(64) {
+            for b in 0..w.cols / C::GROUP {
+                for line in (0..C::BYTES).step_by(64) {
                     prefetch(codes.wrapping_add(AHEAD + line));
                 }
-                let mut slots: [V::Slots; T] =
-                    std::array::from_fn(|t| V::slots(*offsets.add(b * T + t)));
-                for _ in 0..G / 64 {
-                    for _ in 0..4 {
-                        let u = V::load(codes).mask();
-                        for (t, slots) in slots.iter_mut().enumerate() {
-                            *slots = V::slots_dot(*slots, u, y.add(4 * t), 4 * T);
-                        }
-                        codes = codes.add(V::BYTES);
-                        y = y.add(16 * T);
-                    }
-                    slots = slots.map(|s| V::slots_fold(s));
-                }
+                let slots = std::array::from_fn(|t| V::slots(*offsets.add(b * T + t)));
+                let slots = C::dots::<T>(codes, y, slots);
                 let dw = V::load_f16(d);
-                d = d.add(V::ROWS);
                 for t in 0..T {
-                    let dy = V::splat_f(*scales.add(b * G / 256 * T + t));
+                    let dy = V::splat_f(*scales.add(b * C::GROUP / 256 * T + t));
                     acc[t] = V::fma(V::slots_sum(slots[t]).to_f(), V::mul(dw, dy), acc[t]);
                 }
+                codes = codes.add(C::BYTES);
+                d = d.add(V::ROWS);
+                y = y.add(C::GROUP * T);
             }
             for (t, acc) in acc.into_iter().enumerate().take(x.tokens()) {
                 V::store_f(out.at(t, tile * V::ROWS), acc);
@@ -126,10 +176,10 @@ unsafe fn decode<V: Lanes, const G: usize, const T: usize>(
     }
 }
 
-/// Any number of tokens, `R` tiles of rows: multiplies are the cost, so the slots of a block are shifted down once for all
+/// Any number of tokens, `R` tiles of rows: multiplies are the cost, so the codes of a block are unpacked once for all
 /// tokens of a pass, and a register tile of `R` row vectors by up to `V::TOKENS` tokens reuses both its operands.
 #[inline(always)]
-unsafe fn prefill<V: Lanes, const G: usize, const R: usize>(
+unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
     w: &MatrixRef,
     x: &[Group],
     tile: usize,
@@ -139,19 +189,14 @@ unsafe fn prefill<V: Lanes, const G: usize, const R: usize>(
     // SAFETY: the caller's contract, as in `decode`.
     unsafe {
         let mut acc = [[[V::zero_f(); R]; TILE]; PASS];
-        let mut u = [[[V::splat(0); R]; 4]; 16];
-        let u = &mut u[..G / 16];
-        for b in 0..w.cols / G {
+        let mut u = [[V::splat(0); R]; 64];
+        let u = &mut u[..C::GROUP / 4];
+        for b in 0..w.cols / C::GROUP {
             let mut dw = [V::zero_f(); R];
             for r in 0..R {
-                let (codes, d) = tile_of::<V, G>(w, tile + r);
+                let (codes, d) = tile_of::<V, C>(w, tile + r);
                 dw[r] = V::load_f16(d.add(b * V::ROWS));
-                for (c, u) in u.iter_mut().enumerate() {
-                    let slots = V::load(codes.add((b * G / 16 + c) * V::BYTES)).shift();
-                    for s in 0..4 {
-                        u[s][r] = slots[s];
-                    }
-                }
+                C::unpack(codes.add(b * C::BYTES), |j, v| u[j][r] = v);
             }
             for (x, acc) in x.iter().zip(&mut acc) {
                 let acc = &mut acc[..x.width()];
@@ -160,14 +205,14 @@ unsafe fn prefill<V: Lanes, const G: usize, const R: usize>(
                 for (part, acc) in acc.chunks_mut(size).enumerate() {
                     let at = part * size;
                     match acc.len() {
-                        1 => register_tile::<V, G, R, 1>(u, x, b, at, dw, acc),
-                        2 => register_tile::<V, G, R, 2>(u, x, b, at, dw, acc),
-                        3 => register_tile::<V, G, R, 3>(u, x, b, at, dw, acc),
-                        4 => register_tile::<V, G, R, 4>(u, x, b, at, dw, acc),
-                        5 => register_tile::<V, G, R, 5>(u, x, b, at, dw, acc),
-                        6 => register_tile::<V, G, R, 6>(u, x, b, at, dw, acc),
-                        8 => register_tile::<V, G, R, 8>(u, x, b, at, dw, acc),
-                        12 => register_tile::<V, G, R, 12>(u, x, b, at, dw, acc),
+                        1 => register_tile::<V, C, R, 1>(u, x, b, at, dw, acc),
+                        2 => register_tile::<V, C, R, 2>(u, x, b, at, dw, acc),
+                        3 => register_tile::<V, C, R, 3>(u, x, b, at, dw, acc),
+                        4 => register_tile::<V, C, R, 4>(u, x, b, at, dw, acc),
+                        5 => register_tile::<V, C, R, 5>(u, x, b, at, dw, acc),
+                        6 => register_tile::<V, C, R, 6>(u, x, b, at, dw, acc),
+                        8 => register_tile::<V, C, R, 8>(u, x, b, at, dw, acc),
+                        12 => register_tile::<V, C, R, 12>(u, x, b, at, dw, acc),
                         n => unreachable!("no register tile of {n} tokens"),
                     }
                 }
@@ -185,8 +230,8 @@ unsafe fn prefill<V: Lanes, const G: usize, const R: usize>(
 
 /// The sums of one block for tokens `at .. at + T` of a group, added to their results by the float rule.
 #[inline(always)]
-unsafe fn register_tile<V: Lanes, const G: usize, const R: usize, const T: usize>(
-    u: &[[[V; R]; 4]],
+unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
+    u: &[[V; R]],
     x: &Group,
     b: usize,
     at: usize,
@@ -196,22 +241,20 @@ unsafe fn register_tile<V: Lanes, const G: usize, const R: usize, const T: usize
     let width = x.width();
     // SAFETY: the caller's contract; `u` and `acc` are slices.
     unsafe {
-        let offsets = x.offsets(G).as_ptr().add(b * width + at);
-        let scales = x.scales().as_ptr().add(b * G / 256 * width + at);
-        let mut y = x.packed().as_ptr().add(b * G * width + 4 * at);
+        let offsets = x.offsets(C::GROUP).as_ptr().add(b * width + at);
+        let scales = x.scales().as_ptr().add(b * C::GROUP / 256 * width + at);
+        let mut y = x.packed().as_ptr().add(b * C::GROUP * width + 4 * at);
         let mut total: [[V; R]; T] = std::array::from_fn(|t| [V::splat(*offsets.add(t)); R]);
-        for u in u.chunks(8) {
+        for u in u.chunks(32) {
             let mut sum = total.map(|total| total.map(|total| V::sum_start(total)));
             for u in u {
-                for u in u {
-                    for (t, sum) in sum.iter_mut().enumerate() {
-                        let y = V::broadcast(y.add(4 * t));
-                        for r in 0..R {
-                            sum[r] = V::sum_dot(sum[r], u[r], y);
-                        }
+                for (t, sum) in sum.iter_mut().enumerate() {
+                    let y = V::broadcast(y.add(4 * t));
+                    for r in 0..R {
+                        sum[r] = V::sum_dot(sum[r], u[r], y);
                     }
-                    y = y.add(4 * width);
                 }
+                y = y.add(4 * width);
             }
             for t in 0..T {
                 for r in 0..R {
