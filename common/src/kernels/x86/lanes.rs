@@ -202,12 +202,12 @@ macro_rules! dot_product256 {
 
 /// 16 rows: AVX-512F, BW and VNNI.
 #[derive(Clone, Copy)]
-pub struct Avx512(__m512i);
+pub struct Avx512(pub __m512i);
 
 // SAFETY: each method is made of instructions of the set, as the trait asks.
 unsafe impl Lanes for Avx512 {
     const ROWS: usize = 16;
-    const TOKENS: usize = 12;
+    const TOKENS: usize = 8;
     plain!(
         Avx512,
         __m512,
@@ -236,7 +236,7 @@ unsafe impl Lanes for Avx512 {
 
 /// 8 rows: AVX-VNNI, in VEX encoding.
 #[derive(Clone, Copy)]
-pub struct AvxVnni(__m256i);
+pub struct AvxVnni(pub __m256i);
 
 // SAFETY: as above.
 unsafe impl Lanes for AvxVnni {
@@ -247,11 +247,11 @@ unsafe impl Lanes for AvxVnni {
 
 /// 8 rows: AVX-512VL and VNNI, the same in EVEX encoding.
 #[derive(Clone, Copy)]
-pub struct Avx512Vl(__m256i);
+pub struct Avx512Vl(pub __m256i);
 
 // SAFETY: as above.
 unsafe impl Lanes for Avx512Vl {
-    const TOKENS: usize = 12;
+    const TOKENS: usize = 8;
     plain256!(Avx512Vl);
     dot_product256!(Avx512Vl, _mm256_dpbusd_epi32);
 }
@@ -261,7 +261,7 @@ unsafe impl Lanes for Avx512Vl {
 /// 16 bits hold what is added before the next widening, for any codes and activations: two slots as u and 4u, four words:
 /// 2 * 4 * 2 * 12 * 127 = 24,384; all slots as u, eight words: 4 * 8 * 2 * 3 * 127 = 24,384.
 #[derive(Clone, Copy)]
-pub struct Avx2(__m256i);
+pub struct Avx2(pub __m256i);
 
 /// Dots of slots 0 and 2 (as u), of slots 1 and 3 (as 4u), both in 16 bits, and four times the sum of older ones.
 #[derive(Clone, Copy)]

@@ -1,5 +1,6 @@
 //! x86-64: AVX2, AVX-VNNI (256-bit) and AVX-512 VNNI.
 
+mod base3;
 mod lanes;
 mod wide;
 
@@ -30,6 +31,11 @@ pub(super) fn avx512() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
+/// As above, with lookups in a table of 64 bytes.
+pub(super) fn avx512_vbmi() -> bool {
+    avx512() && is_x86_feature_detected!("avx512vbmi")
+}
+
 /// One function a kernel: the generic source inlined where its instruction set is enabled.
 macro_rules! instances {
     ($enable:literal, $($name:ident = $body:path;)*) => {$(
@@ -42,24 +48,36 @@ macro_rules! instances {
 }
 
 instances! {"avx2,fma,f16c",
+    base3_avx2 = wide::run::<lanes::Avx2, base3::Base3>;
     wide64_avx2 = wide::run::<lanes::Avx2, wide::TwoBit<64>>;
     wide128_avx2 = wide::run::<lanes::Avx2, wide::TwoBit<128>>;
     wide256_avx2 = wide::run::<lanes::Avx2, wide::TwoBit<256>>;
 }
 
 instances! {"avx2,fma,f16c,avxvnni",
+    base3_vex = wide::run::<lanes::AvxVnni, base3::Base3>;
     wide64_vex = wide::run::<lanes::AvxVnni, wide::TwoBit<64>>;
     wide128_vex = wide::run::<lanes::AvxVnni, wide::TwoBit<128>>;
     wide256_vex = wide::run::<lanes::AvxVnni, wide::TwoBit<256>>;
 }
 
 instances! {"avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+    base3_evex = wide::run::<lanes::Avx512Vl, base3::Base3>;
     wide64_evex = wide::run::<lanes::Avx512Vl, wide::TwoBit<64>>;
     wide128_evex = wide::run::<lanes::Avx512Vl, wide::TwoBit<128>>;
     wide256_evex = wide::run::<lanes::Avx512Vl, wide::TwoBit<256>>;
     wide64_avx512 = wide::run::<lanes::Avx512, wide::TwoBit<64>>;
     wide128_avx512 = wide::run::<lanes::Avx512, wide::TwoBit<128>>;
     wide256_avx512 = wide::run::<lanes::Avx512, wide::TwoBit<256>>;
+}
+
+instances! {"avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi",
+    base3_avx512 = wide::run::<lanes::Avx512, base3::Base3>;
+}
+
+/// The base-3 wide-row kernel of a set.
+const fn base3(rows: TileRows, isa: Isa, usable: fn() -> bool, tiles: TilesFn) -> Kernel {
+    Kernel::ternary(Layout::WideB3 { rows }, isa, usable, tiles)
 }
 
 /// The wide-row kernels of a set, for the two-bit formats.
@@ -128,6 +146,12 @@ pub(super) static KERNELS: &[&[Kernel]] = &[
         wide128_evex,
         wide256_evex,
     ),
+    &[
+        base3(TileRows::R8, Isa::Avx2, avx2, base3_avx2),
+        base3(TileRows::R8, Isa::AvxVnni, avx_vnni, base3_vex),
+        base3(TileRows::R8, Isa::AvxVnni, avx512, base3_evex),
+        base3(TileRows::R16, Isa::Avx512Vnni, avx512_vbmi, base3_avx512),
+    ],
     &wide(
         TileRows::R16,
         Isa::Avx512Vnni,

@@ -31,12 +31,19 @@ pub unsafe trait Codes<V: Lanes> {
     /// Bytes of a block of a tile.
     const BYTES: usize;
 
-    /// Adds the dots of a block with `T` tokens, `y[k / 4][token][k % 4]`, to their slots.
+    /// Accumulators of one token in decode.
+    type Acc: Copy;
+
+    /// Accumulators that sum to `offset`.
+    unsafe fn start(offset: i32) -> Self::Acc;
+    /// Adds the dots of a block with `T` tokens, `y[k / 4][token][k % 4]`.
     unsafe fn dots<const T: usize>(
         codes: *const u8,
         y: *const i8,
-        acc: [V::Slots; T],
-    ) -> [V::Slots; T];
+        acc: [Self::Acc; T],
+    ) -> [Self::Acc; T];
+    /// The sums of the rows.
+    unsafe fn finish(acc: Self::Acc) -> V;
 
     /// Hands out each vector of codes as bytes 0 to 3, and its place k / 4.
     unsafe fn unpack(codes: *const u8, put: impl FnMut(usize, V));
@@ -49,6 +56,19 @@ pub struct TwoBit<const G: usize>;
 unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
     const GROUP: usize = G;
     const BYTES: usize = G / 16 * V::BYTES;
+    type Acc = V::Slots;
+
+    #[inline(always)]
+    unsafe fn start(offset: i32) -> V::Slots {
+        // SAFETY: the contract of the trait.
+        unsafe { V::slots(offset) }
+    }
+
+    #[inline(always)]
+    unsafe fn finish(acc: V::Slots) -> V {
+        // SAFETY: the contract of the trait.
+        unsafe { V::slots_sum(acc) }
+    }
 
     #[inline(always)]
     unsafe fn dots<const T: usize>(
@@ -158,12 +178,12 @@ unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
                 for line in (0..C::BYTES).step_by(64) {
                     prefetch(codes.wrapping_add(AHEAD + line));
                 }
-                let slots = std::array::from_fn(|t| V::slots(*offsets.add(b * T + t)));
-                let slots = C::dots::<T>(codes, y, slots);
+                let sums = std::array::from_fn(|t| C::start(*offsets.add(b * T + t)));
+                let sums = C::dots::<T>(codes, y, sums);
                 let dw = V::load_f16(d);
                 for t in 0..T {
                     let dy = V::splat_f(*scales.add(b * C::GROUP / 256 * T + t));
-                    acc[t] = V::fma(V::slots_sum(slots[t]).to_f(), V::mul(dw, dy), acc[t]);
+                    acc[t] = V::fma(C::finish(sums[t]).to_f(), V::mul(dw, dy), acc[t]);
                 }
                 codes = codes.add(C::BYTES);
                 d = d.add(V::ROWS);
@@ -200,7 +220,7 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
             }
             for (x, acc) in x.iter().zip(&mut acc) {
                 let acc = &mut acc[..x.width()];
-                let parts = x.width().div_ceil(V::TOKENS);
+                let parts = x.width().div_ceil(const { tokens::<V>(R) });
                 let size = x.width().div_ceil(parts);
                 for (part, acc) in acc.chunks_mut(size).enumerate() {
                     let at = part * size;
@@ -209,10 +229,12 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
                         2 => register_tile::<V, C, R, 2>(u, x, b, at, dw, acc),
                         3 => register_tile::<V, C, R, 3>(u, x, b, at, dw, acc),
                         4 => register_tile::<V, C, R, 4>(u, x, b, at, dw, acc),
-                        5 => register_tile::<V, C, R, 5>(u, x, b, at, dw, acc),
-                        6 => register_tile::<V, C, R, 6>(u, x, b, at, dw, acc),
-                        8 => register_tile::<V, C, R, 8>(u, x, b, at, dw, acc),
-                        12 => register_tile::<V, C, R, 12>(u, x, b, at, dw, acc),
+                        6 if const { tokens::<V>(R) >= 6 } => {
+                            register_tile::<V, C, R, 6>(u, x, b, at, dw, acc)
+                        }
+                        8 if const { tokens::<V>(R) >= 8 } => {
+                            register_tile::<V, C, R, 8>(u, x, b, at, dw, acc)
+                        }
                         n => unreachable!("no register tile of {n} tokens"),
                     }
                 }
@@ -225,6 +247,15 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
                 }
             }
         }
+    }
+}
+
+/// Tokens of a register tile: a lone row vector, at the end of a matrix, is not worth code of its own for more than four.
+const fn tokens<V: Lanes>(row_vectors: usize) -> usize {
+    if row_vectors == 1 && V::TOKENS > 4 {
+        4
+    } else {
+        V::TOKENS
     }
 }
 
