@@ -290,8 +290,8 @@ unsafe impl Codes<Avx2> for Base3 {
         let last = last_eight256(codes);
         let u = [last, _mm256_srli_epi32::<2>(last)].map(|v| _mm256_and_si256(v, three));
         for (t, acc) in acc.iter_mut().enumerate() {
-            for s in 0..2 {
-                acc[0] = dot(acc[0], u[s], y.add((120 + 4 * s) * T + 4 * t));
+            for (s, &u) in u.iter().enumerate() {
+                acc[0] = dot(acc[0], u, y.add((120 + 4 * s) * T + 4 * t));
             }
         }
         acc
