@@ -405,7 +405,7 @@ fn round_trip() {
         writer.write_to(&mut bytes, produce).unwrap();
 
         let gguf = Gguf::from_bytes("x", bytes.clone()).unwrap();
-        assert_eq!(gguf.alignment(), alignment.into());
+        assert_eq!(gguf.alignment(), u64::from(alignment));
         let value = |key: &str| gguf.key(key).unwrap();
         assert_eq!(value("u64").u64().unwrap(), u);
         assert_eq!(value("i64").i64().unwrap(), i);
