@@ -27,7 +27,7 @@ pub struct Machine {
     /// Instruction sets that matter to kernels, as the system names them.
     pub isa: Vec<String>,
     /// Memory, in bytes.
-    pub memory_bytes: u64,
+    pub memory_bytes: Option<u64>,
     /// Huge pages.
     pub huge_pages: HugePages,
     /// Operating system, version and kernel.
@@ -42,8 +42,8 @@ pub struct Machine {
     pub cpu_quota: Option<f64>,
     /// Load averages over 1, 5 and 15 minutes when the facts were gathered.
     pub load_average: Option<[f64; 3]>,
-    /// Compiler, and how it was asked to compile.
-    pub rustc: Rustc,
+    /// Compiler, and how it was asked to compile; `None` for published figures.
+    pub rustc: Option<Rustc>,
 }
 
 /// Cores of one kind.
@@ -116,7 +116,7 @@ impl Machine {
             core_classes: core_classes(logical_cpus),
             caches: caches(),
             isa: isa(),
-            memory_bytes: system.as_ref().map_or(0, System::total_memory),
+            memory_bytes: system.as_ref().map(System::total_memory),
             huge_pages: HugePages {
                 mode: line("/sys/kernel/mm/transparent_hugepage/enabled").and_then(|text| {
                     let chosen = text.split_once('[')?.1.split_once(']')?.0;
@@ -139,12 +139,12 @@ impl Machine {
             load_average: System::load_average()
                 .ok()
                 .map(|load| [load.one, load.five, load.fifteen]),
-            rustc: Rustc {
+            rustc: Some(Rustc {
                 version: env!("TERN_RUSTC").into(),
                 target: env!("TERN_TARGET").into(),
                 profile: env!("TERN_PROFILE").into(),
                 flags: env!("TERN_RUSTFLAGS").into(),
-            },
+            }),
         }
     }
 
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn the_facts_of_this_machine_hang_together_and_read_back() {
         let here = Machine::here();
-        assert!(here.threads >= 1 && here.cores >= 1 && here.memory_bytes > 1 << 20);
+        assert!(here.threads >= 1 && here.cores >= 1 && here.memory_bytes > Some(1 << 20));
         let classed: usize = here.core_classes.iter().map(|c| c.cpus).sum();
         assert_eq!(classed, here.logical_cpus);
         let text = serde_json::to_string(&here).unwrap();

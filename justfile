@@ -1,0 +1,130 @@
+# `just exp-04 --quick`, `just compare A B`, ...; `just` alone lists them all.
+
+set positional-arguments
+
+experiment := "cargo run --release -p experiments --bin"
+tern := "cargo run --release -q -p experiments --bin tern --"
+
+[private]
+default:
+    @just --list --unsorted
+
+# Memory read bandwidth, and the decode ceiling it sets
+exp-01 *flags:
+    {{experiment}} exp-01-memory-ceiling -- "$@"
+
+# The 1.75-bit format against the stock 2-bit format
+exp-02 *flags:
+    {{experiment}} exp-02-ptq1_0-vs-pq2_0 -- "$@"
+
+# Mask-slot decode: 16-a-slot, row pairs, wide rows
+exp-03 *flags:
+    {{experiment}} exp-03-mask-slot -- "$@"
+
+# Prefill on repacked layouts
+exp-04 *flags:
+    {{experiment}} exp-04-row-pair-prefill -- "$@"
+
+# Batches that are no multiple of the tile
+exp-05 *flags:
+    {{experiment}} exp-05-leftover-padding -- "$@"
+
+# Prompt-lookup speculation with exact rollback
+exp-06 *flags:
+    {{experiment}} exp-06-speculative-decode -- "$@"
+
+# The same text from every kernel
+exp-07 *flags:
+    {{experiment}} exp-07-perplexity-greedy -- "$@"
+
+# A 27B model end to end
+exp-08 *flags:
+    {{experiment}} exp-08-end-to-end -- "$@"
+
+# Spawning, preemption, page faults
+exp-09 *flags:
+    {{experiment}} exp-09-threads-and-pages -- "$@"
+
+# F32, Q8_0 and Q4_0 kernels
+exp-10 *flags:
+    {{experiment}} exp-10-quantized-kernels -- "$@"
+
+# Rows in chunks from a counter
+exp-11 *flags:
+    {{experiment}} exp-11-row-chunks -- "$@"
+
+# Five trits a byte
+exp-12 *flags:
+    {{experiment}} exp-12-trit-packing -- "$@"
+
+# Bitmap and signs: what zeros are worth
+exp-13 *flags:
+    {{experiment}} exp-13-zero-density -- "$@"
+
+# Lookup tables against multiply-accumulate
+exp-14 *flags:
+    {{experiment}} exp-14-lookup-tables -- "$@"
+
+# Every layout and instruction set against its roofline
+exp-15 *flags:
+    {{experiment}} exp-15-roofline -- "$@"
+
+# Every experiment of the default build, then the report; an experiment that fails does not stop the others
+all *flags:
+    #!/usr/bin/env bash
+    set -u
+    cargo build --release -p experiments || exit
+    worst=0
+    for n in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15; do
+        just "exp-$n" "$@"
+        code=$?
+        [ "$code" -eq 130 ] && exit 130
+        [ "$code" -gt "$worst" ] && worst=$code
+    done
+    quick=
+    for flag in "$@"; do [ "$flag" = --quick ] && quick=--quick; done
+    just report $quick || worst=2
+    exit "$worst"
+
+# Tables and plots into the pages, from the committed rows
+report *flags:
+    {{tern}} report "$@"
+
+# Two or more machines, or runs, side by side
+compare +folders:
+    {{tern}} compare "$@"
+
+# Every claim: published, measured, verdict
+claims *flags:
+    {{tern}} claims "$@"
+
+# A line for a write-up
+cite *what:
+    {{tern}} cite "$@"
+
+# Every committed row against schema, hash, machine and ledger
+verify *folders:
+    {{tern}} verify "$@"
+
+# What a GGUF file holds
+inspect *file:
+    {{tern}} inspect "$@"
+
+# Text from a model
+generate *flags:
+    {{tern}} generate "$@"
+
+# Which file, layout and thread count suit this machine
+advise *flags:
+    {{tern}} advise "$@"
+
+# Does one closure under two names measure the same?
+lab-check *flags:
+    {{tern}} lab-check "$@"
+
+# A working skeleton for a claim of your own
+new-experiment +slug:
+    {{tern}} new-experiment "$@"
+
+test:
+    cargo test --workspace
