@@ -1,7 +1,7 @@
 //! BITCOS: a bitmap of the weights that are not zero, and a sign for each of those
 //! (arXiv 2609.16338). At a zero share z it takes 2 - z bits a weight, besides scales.
 //!
-//! The paper leaves open how a kernel finds a row. Here each row starts at a byte of its own:
+//! The arrangement is this project's own; any row can be found without reading those before it:
 //!
 //! * `presence[row][cols / 64]`, 64-bit words, bit i of word w for weight 64w + i, 1 = not zero;
 //! * `signs`, a bit stream for each row, lowest bit first, one bit for each 1 in the row's bitmap, in

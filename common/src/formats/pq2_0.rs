@@ -1,4 +1,4 @@
-//! PQ2_0: two-bit codes, a scale for 128 weights (PrismML's llama.cpp, type 142).
+//! PQ2_0: two-bit codes, a scale for 128 weights (GGUF type 142).
 
 use anyhow::Result;
 use bytemuck::{Pod, Zeroable};

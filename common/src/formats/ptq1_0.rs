@@ -1,4 +1,4 @@
-//! PTQ1_0: base-3 codes, a scale for 128 weights (PrismML's llama.cpp, type 143).
+//! PTQ1_0: base-3 codes, a scale for 128 weights (GGUF type 143).
 
 use anyhow::Result;
 use bytemuck::{Pod, Zeroable};
