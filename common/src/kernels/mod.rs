@@ -7,6 +7,7 @@
 
 pub mod activations;
 mod float;
+pub mod peak;
 pub mod reference;
 #[cfg(target_arch = "x86_64")]
 pub mod x86;

@@ -8,3 +8,4 @@ mod lanes;
 pub mod math;
 pub mod memory;
 pub mod pool;
+pub mod stack;

@@ -2,6 +2,7 @@
 
 mod base3;
 mod lanes;
+pub(super) mod peak;
 mod wide;
 
 use std::ops::Range;
