@@ -1,8 +1,12 @@
 //! x86-64: AVX2, AVX-VNNI (256-bit) and AVX-512 VNNI.
 
 mod base3;
+mod bytes;
+mod four_rows;
 mod lanes;
 pub(super) mod peak;
+mod quads;
+mod rows;
 mod wide;
 
 use std::ops::Range;
@@ -46,6 +50,15 @@ macro_rules! instances {
             unsafe { $body(w, x, tiles, out) }
         }
     )*};
+}
+use instances;
+
+/// Asks for the cache line at `p`, wherever that is.
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
 }
 
 instances! {"avx2,fma,f16c",
@@ -123,6 +136,8 @@ const fn wide(
 
 /// All of them, slowest first.
 pub(super) static KERNELS: &[&[Kernel]] = &[
+    &rows::AVX2,
+    &four_rows::AVX2,
     &wide(
         TileRows::R8,
         Isa::Avx2,
@@ -131,6 +146,8 @@ pub(super) static KERNELS: &[&[Kernel]] = &[
         wide128_avx2,
         wide256_avx2,
     ),
+    &rows::VEX,
+    &four_rows::VEX,
     &wide(
         TileRows::R8,
         Isa::AvxVnni,
@@ -139,6 +156,8 @@ pub(super) static KERNELS: &[&[Kernel]] = &[
         wide128_vex,
         wide256_vex,
     ),
+    &rows::EVEX,
+    &four_rows::EVEX,
     &wide(
         TileRows::R8,
         Isa::AvxVnni,
@@ -147,6 +166,8 @@ pub(super) static KERNELS: &[&[Kernel]] = &[
         wide128_evex,
         wide256_evex,
     ),
+    &rows::AVX512,
+    &four_rows::AVX512,
     &[
         base3(TileRows::R8, Isa::Avx2, avx2, base3_avx2),
         base3(TileRows::R8, Isa::AvxVnni, avx_vnni, base3_vex),
