@@ -3,6 +3,8 @@
 set positional-arguments
 
 experiment := "cargo run --release -p experiments --bin"
+# ggml's kernels are chosen when it is compiled, so for this CPU, in a target folder of its own
+peer := "RUSTFLAGS=-Ctarget-cpu=native cargo run --release --target-dir target/peers -p peers --bin"
 tern := "cargo run --release -q -p experiments --bin tern --"
 
 [private]
@@ -69,6 +71,22 @@ exp-14 *flags:
 exp-15 *flags:
     {{experiment}} exp-15-roofline -- "$@"
 
+# llama.cpp in the same run; wants cmake, libclang and a C++ compiler
+exp-16 *flags:
+    patches/check/run.sh --tools && {{peer}} exp-16-peers -- "$@"
+
+# llama.cpp against llama.cpp with the patch in patches/
+exp-17 *flags:
+    patches/check/run.sh --tools && {{peer}} exp-17-upstream-patch -- "$@"
+
+# Both experiments that build llama.cpp
+peers *flags:
+    just exp-16 "$@" && just exp-17 "$@"
+
+# Builds llama.cpp's ggml stock and patched side by side and runs every check of the patch
+patch-check:
+    patches/check/run.sh
+
 # Every experiment of the default build, then the report; an experiment that fails does not stop the others
 all *flags:
     #!/usr/bin/env bash
@@ -127,4 +145,4 @@ new-experiment +slug:
     {{tern}} new-experiment "$@"
 
 test:
-    cargo test --workspace
+    cargo test

@@ -1,0 +1,185 @@
+//! One ternary matrix in every format that either side multiplies, and our side of the product.
+
+use anyhow::{Context, Result};
+use common::formats::{BlockQ4_0, BlockQ8_0, Format};
+use common::kernels::{self, Activations, Kernel, MatrixRef, Out};
+use common::runtime::memory::AlignedBuf;
+use common::runtime::pool::{Chunks, Pool};
+use half::f16;
+
+/// Ternary weights: codes u = w + 1 and a scale for each run of 256, which every format can store exactly.
+pub struct Ternary {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs, a multiple of 256.
+    pub cols: usize,
+    /// `[row][col]`.
+    pub codes: Vec<u8>,
+    /// `[row][col / 256]`.
+    pub scales: Vec<f16>,
+}
+
+/// Weights that share a scale.
+const RUN: usize = 256;
+
+impl Ternary {
+    /// Codes and scales from 64-bit random numbers.
+    pub fn random(rows: usize, cols: usize, mut next: impl FnMut() -> u64) -> Self {
+        let mut codes = Vec::with_capacity(rows * cols + 20);
+        while codes.len() < rows * cols {
+            let mut bits = next();
+            for _ in 0..20 {
+                codes.push((bits % 3) as u8);
+                bits /= 3;
+            }
+        }
+        codes.truncate(rows * cols);
+        let scale = |_| f16::from_f32(0.01 + (next() % 64) as f32 / 4096.0);
+        Ternary {
+            rows,
+            cols,
+            codes,
+            scales: (0..rows * cols / RUN).map(scale).collect(),
+        }
+    }
+
+    /// The bytes of the matrix in a format.
+    ///
+    /// # Errors
+    /// A format that cannot hold them.
+    pub fn pack(&self, format: Format) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; format.matrix_bytes(self.rows, self.cols)?];
+        let scale = |block: usize, weights: usize| self.scales[block * weights / RUN];
+        match format {
+            Format::Q4_0 => {
+                let blocks: &mut [BlockQ4_0] = bytemuck::cast_slice_mut(&mut bytes);
+                for (b, (to, u)) in blocks.iter_mut().zip(self.codes.as_chunks().0).enumerate() {
+                    *to = BlockQ4_0::pack(scale(b, 32), &u.map(|u| u + 7)); // code 8 is 0
+                }
+            }
+            Format::Q8_0 => {
+                let blocks: &mut [BlockQ8_0] = bytemuck::cast_slice_mut(&mut bytes);
+                for (b, (to, u)) in blocks
+                    .iter_mut()
+                    .zip(self.codes.as_chunks::<32>().0)
+                    .enumerate()
+                {
+                    *to = BlockQ8_0 {
+                        d: scale(b, 32),
+                        qs: u.map(|u| u as i8 - 1),
+                    };
+                }
+            }
+            _ => {
+                let n = format.block_weights();
+                let scales: Vec<f16> = (0..self.codes.len() / n).map(|b| scale(b, n)).collect();
+                format.pack(&self.codes, &scales, &mut bytes)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The product with f32 activations, `[token][cols]`, in f64, for some rows; `[token][row]`.
+    pub fn exact(&self, x: &[f32], rows: usize) -> Vec<f64> {
+        let mut out = Vec::new();
+        for x in x.chunks_exact(self.cols) {
+            for r in 0..rows {
+                let codes = &self.codes[r * self.cols..][..self.cols];
+                let scales = &self.scales[r * self.cols / RUN..];
+                let terms = codes.iter().zip(x).enumerate();
+                out.push(
+                    terms
+                        .map(|(k, (&u, &x))| {
+                            (f64::from(u) - 1.0)
+                                * f64::from(x)
+                                * f64::from(scales[k / RUN].to_f32())
+                        })
+                        .sum(),
+                );
+            }
+        }
+        out
+    }
+}
+
+/// Our side of a product: repacked weights, the best kernel, activations that are quantized in every run.
+pub struct Ours {
+    kernel: &'static Kernel,
+    rows: usize,
+    cols: usize,
+    bytes: AlignedBuf,
+    x: Vec<f32>,
+    quantized: Activations,
+    /// `[token][rows]`.
+    pub out: Vec<f32>,
+}
+
+impl Ours {
+    /// Weights stored in `format`, times `tokens` columns.
+    ///
+    /// # Errors
+    /// If no kernel of this CPU takes them.
+    pub fn new(w: &Ternary, format: Format, x: &[f32]) -> Result<Self> {
+        let kernel = kernels::Choice::default().kernel(format)?;
+        let mut bytes = AlignedBuf::copy_of(&w.pack(format)?)?;
+        kernel
+            .layout()
+            .repack_in_place(&mut bytes, w.rows, w.cols)?;
+        let tokens = x.len() / w.cols;
+        Ok(Ours {
+            kernel,
+            rows: w.rows,
+            cols: w.cols,
+            bytes,
+            x: x.to_vec(),
+            quantized: Activations::new(kernel.form(), w.cols, tokens),
+            out: vec![0.0; tokens * w.rows],
+        })
+    }
+
+    /// The kernel it takes.
+    pub fn kernel(&self) -> &'static Kernel {
+        self.kernel
+    }
+
+    /// Quantizes the activations and multiplies.
+    ///
+    /// # Errors
+    /// As the kernel.
+    pub fn run(&mut self, pool: &Pool) -> Result<()> {
+        self.quantized.set(&self.x)?;
+        let w = MatrixRef::new(self.kernel.layout(), self.rows, self.cols, &self.bytes)?;
+        let tokens = self.quantized.tokens();
+        let (kernel, x) = (self.kernel, &self.quantized);
+        let out = Out::new(&mut self.out, tokens, self.rows)?;
+        let tile = kernel.layout().tile_rows();
+        let by = Chunks {
+            size: tile.max(64),
+            multiple: tile,
+        };
+        pool.chunks_by(self.rows, by, |_, rows| {
+            // SAFETY: the pool hands out disjoint ranges of rows.
+            let done = unsafe { kernel.multiply_rows(&w, x, rows, out) };
+            done.expect("the shapes were checked when the product was made");
+        });
+        Ok(())
+    }
+}
+
+/// The largest error of `got`, `[token][rows]`, against `exact`, `[token][some rows]`, as a part of the RMS of the exact values.
+pub fn error(got: &[f32], rows: usize, exact: &[f64], some: usize) -> Result<f64> {
+    let rms = (exact.iter().map(|v| v * v).sum::<f64>() / exact.len() as f64).sqrt();
+    let pairs = got
+        .chunks_exact(rows)
+        .zip(exact.chunks_exact(some))
+        .flat_map(|(got, exact)| got.iter().zip(exact));
+    let worst = pairs
+        .map(|(&got, &exact)| (f64::from(got) - exact).abs())
+        .fold(
+            0.0,
+            |a: f64, b| if b.is_nan() { f64::INFINITY } else { a.max(b) },
+        );
+    (rms > 0.0)
+        .then(|| worst / rms)
+        .context("error: nothing to compare with")
+}
