@@ -395,6 +395,19 @@ pub fn available() -> impl Iterator<Item = &'static Kernel> {
     all().filter(|k| (k.usable)())
 }
 
+/// The kernels of [`available`] for weights that a file stores as `format`, one for each name: where two encodings share
+/// one, the later, faster one.
+pub fn named(format: Format) -> Vec<&'static Kernel> {
+    let mut kernels: Vec<&'static Kernel> = Vec::new();
+    for kernel in available().filter(|k| k.layout.source() == format) {
+        match kernels.iter_mut().find(|k| k.name() == kernel.name()) {
+            Some(same) => *same = kernel,
+            None => kernels.push(kernel),
+        }
+    }
+    kernels
+}
+
 /// What `--kernel` asks for: a layout, an instruction set, or both as `layout/isa`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {

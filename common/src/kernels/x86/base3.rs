@@ -34,7 +34,9 @@ const TABLES: [[u8; 64]; 3] = {
 /// Four weights in slots, and the fifth in slot 3 of the second vector.
 #[inline(always)]
 unsafe fn lookup(v: __m512i) -> (Avx512, __m512i) {
-    let [low, high, fifth] = TABLES.map(|t| _mm512_loadu_si512(t.as_ptr().cast()));
+    let low = _mm512_loadu_si512(TABLES[0].as_ptr().cast());
+    let high = _mm512_loadu_si512(TABLES[1].as_ptr().cast());
+    let fifth = _mm512_loadu_si512(TABLES[2].as_ptr().cast());
     let k = _mm512_cmpge_epu8_mask(v, _mm512_set1_epi8(192u8 as i8));
     let slots = _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(v, low), k, v, high);
     let t4 = _mm512_and_si512(v, _mm512_set1_epi8(192u8 as i8));
@@ -75,7 +77,10 @@ unsafe impl Codes<Avx512> for Base3 {
             }
         }
         let last = last_eight512(codes);
-        let u = [0x03, 0x0c].map(|m| Avx512(_mm512_and_si512(last, _mm512_set1_epi8(m))));
+        let u = [
+            Avx512(_mm512_and_si512(last, _mm512_set1_epi8(0x03))),
+            Avx512(_mm512_and_si512(last, _mm512_set1_epi8(0x0c))),
+        ];
         for (t, acc) in acc.iter_mut().enumerate() {
             for s in 0..2 {
                 acc[s] = Avx512::sum_dot(
@@ -198,8 +203,10 @@ macro_rules! dot_product256 {
                 }
                 let last = last_eight256(codes);
                 let mask = _mm256_set1_epi8(3);
-                let u =
-                    [last, _mm256_srli_epi32::<2>(last)].map(|v| $lanes(_mm256_and_si256(v, mask)));
+                let u = [
+                    $lanes(_mm256_and_si256(last, mask)),
+                    $lanes(_mm256_and_si256(_mm256_srli_epi32::<2>(last), mask)),
+                ];
                 for (t, acc) in acc.iter_mut().enumerate() {
                     for s in 0..2 {
                         let y = $lanes::broadcast(y.add((120 + 4 * s) * T + 4 * t));
@@ -288,7 +295,10 @@ unsafe impl Codes<Avx2> for Base3 {
             }
         }
         let last = last_eight256(codes);
-        let u = [last, _mm256_srli_epi32::<2>(last)].map(|v| _mm256_and_si256(v, three));
+        let u = [
+            _mm256_and_si256(last, three),
+            _mm256_and_si256(_mm256_srli_epi32::<2>(last), three),
+        ];
         for (t, acc) in acc.iter_mut().enumerate() {
             for (s, &u) in u.iter().enumerate() {
                 acc[0] = dot(acc[0], u, y.add((120 + 4 * s) * T + 4 * t));

@@ -132,7 +132,12 @@ macro_rules! dot_product {
         type Sum = Self;
         #[inline(always)]
         unsafe fn mask(self) -> [Self; 4] {
-            [0x03, 0x0c, 0x30, 0xc0u8 as i8].map(|m| $name($and(self.0, $splat8(m))))
+            [
+                $name($and(self.0, $splat8(0x03))),
+                $name($and(self.0, $splat8(0x0c))),
+                $name($and(self.0, $splat8(0x30))),
+                $name($and(self.0, $splat8(0xc0u8 as i8))),
+            ]
         }
         #[inline(always)]
         unsafe fn slots(offset: i32) -> [Self; 4] {
@@ -150,9 +155,12 @@ macro_rules! dot_product {
             y: *const i8,
             stride: usize,
         ) -> [Self; 4] {
-            std::array::from_fn(|s| {
-                $name($dot(acc[s].0, u[s].0, Self::broadcast(y.add(s * stride)).0))
-            })
+            [
+                $name($dot(acc[0].0, u[0].0, Self::broadcast(y).0)),
+                $name($dot(acc[1].0, u[1].0, Self::broadcast(y.add(stride)).0)),
+                $name($dot(acc[2].0, u[2].0, Self::broadcast(y.add(2 * stride)).0)),
+                $name($dot(acc[3].0, u[3].0, Self::broadcast(y.add(3 * stride)).0)),
+            ]
         }
         #[inline(always)]
         unsafe fn slots_fold(acc: [Self; 4]) -> [Self; 4] {
@@ -168,7 +176,13 @@ macro_rules! dot_product {
         #[inline(always)]
         unsafe fn shift(self) -> [Self; 4] {
             let v = self.0;
-            [v, $shr::<2>(v), $shr::<4>(v), $shr::<6>(v)].map(|v| $name($and(v, $splat8(3))))
+            let three = $splat8(3);
+            [
+                $name($and(v, three)),
+                $name($and($shr::<2>(v), three)),
+                $name($and($shr::<4>(v), three)),
+                $name($and($shr::<6>(v), three)),
+            ]
         }
         #[inline(always)]
         unsafe fn sum_start(total: Self) -> Self {
@@ -326,13 +340,13 @@ unsafe impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn shift(self) -> [Self; 4] {
         let v = self.0;
-        let slots = [
-            v,
-            _mm256_srli_epi32::<2>(v),
-            _mm256_srli_epi32::<4>(v),
-            _mm256_srli_epi32::<6>(v),
-        ];
-        slots.map(|v| Avx2(_mm256_and_si256(v, _mm256_set1_epi8(3))))
+        let three = _mm256_set1_epi8(3);
+        [
+            Avx2(_mm256_and_si256(v, three)),
+            Avx2(_mm256_and_si256(_mm256_srli_epi32::<2>(v), three)),
+            Avx2(_mm256_and_si256(_mm256_srli_epi32::<4>(v), three)),
+            Avx2(_mm256_and_si256(_mm256_srli_epi32::<6>(v), three)),
+        ]
     }
     #[inline(always)]
     unsafe fn sum_start(_: Self) -> __m256i {

@@ -1,6 +1,8 @@
 //! Mask-slot on the wide-row layout: each 32-bit lane is one row, so a dot instruction sums rows without a horizontal add, and
 //! activations are broadcast four at a time without a shuffle.
 //!
+//! Loops over vectors are plain: closures handed to array methods are not inlined where the instruction set is enabled.
+//!
 //! One source for 512-bit vectors (16 rows) and 256-bit ones (8 rows; AVX2, and both encodings of AVX-VNNI), and for scales
 //! that serve 64, 128 or 256 columns.
 
@@ -84,7 +86,9 @@ unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
                     *acc = V::slots_dot(*acc, u, y.add(16 * c * T + 4 * t), 4 * T);
                 }
                 if c % 4 == 3 {
-                    acc = acc.map(|s| V::slots_fold(s));
+                    for acc in &mut acc {
+                        *acc = V::slots_fold(*acc);
+                    }
                 }
             }
         }
@@ -178,7 +182,10 @@ unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
                 for line in (0..C::BYTES).step_by(64) {
                     prefetch(codes.wrapping_add(AHEAD + line));
                 }
-                let sums = std::array::from_fn(|t| C::start(*offsets.add(b * T + t)));
+                let mut sums = [C::start(*offsets.add(b * T)); T];
+                for (t, sum) in sums.iter_mut().enumerate().skip(1) {
+                    *sum = C::start(*offsets.add(b * T + t));
+                }
                 let sums = C::dots::<T>(codes, y, sums);
                 let dw = V::load_f16(d);
                 for t in 0..T {
@@ -275,9 +282,17 @@ unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
         let offsets = x.offsets(C::GROUP).as_ptr().add(b * width + at);
         let scales = x.scales().as_ptr().add(b * C::GROUP / 256 * width + at);
         let mut y = x.packed().as_ptr().add(b * C::GROUP * width + 4 * at);
-        let mut total: [[V; R]; T] = std::array::from_fn(|t| [V::splat(*offsets.add(t)); R]);
+        let mut total = [[V::splat(0); R]; T];
+        for (t, total) in total.iter_mut().enumerate() {
+            *total = [V::splat(*offsets.add(t)); R];
+        }
         for u in u.chunks(32) {
-            let mut sum = total.map(|total| total.map(|total| V::sum_start(total)));
+            let mut sum = [[V::sum_start(total[0][0]); R]; T];
+            for t in 0..T {
+                for r in 0..R {
+                    sum[t][r] = V::sum_start(total[t][r]);
+                }
+            }
             for u in u {
                 for (t, sum) in sum.iter_mut().enumerate() {
                     let y = V::broadcast(y.add(4 * t));
