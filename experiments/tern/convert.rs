@@ -4,23 +4,43 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use common::formats::Format;
+use common::runtime::gguf::{self, Gguf};
 
-/// Rewrites a GGUF file in another format.
+use crate::inspect;
+
+const TARGETS: [&str; 7] = ["pq2_0", "ptq1_0", "q2_0", "f32", "f16", "q8_0", "q4_0"];
+
+/// Rewrites a GGUF file in another format: ternary packings exactly, or dense with the rotation
+/// folded back.
 #[derive(clap::Args)]
 pub struct Args {
     /// GGUF file to read.
     #[arg(value_name = "IN.gguf")]
     input: PathBuf,
-    /// GGUF file to write.
+    /// GGUF file to write; an old one is replaced once the new one is whole.
     #[arg(value_name = "OUT.gguf")]
     output: PathBuf,
+    /// Format of the weights. pq2_0, ptq1_0 and q2_0 keep codes, scales and rotation as they are.
+    #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(TARGETS).try_map(format))]
+    to: Format,
 }
 
-pub fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode> {
-    bail!(
-        "{}: the reader has not landed yet ({})",
-        args.input.display(),
-        args.output.display()
-    )
+fn format(name: String) -> Result<Format> {
+    Format::from_name(&name).context("not a format")
+}
+
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
+    let input = Gguf::open(&args.input)?;
+    let bar = inspect::progress(input.tensors().iter().map(|t| t.bytes).sum());
+    gguf::convert(&input, &args.output, args.to, |bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+    let (file, bytes) = (
+        args.output.display(),
+        std::fs::metadata(&args.output)?.len(),
+    );
+    writeln!(out, "{file}: {}, {bytes} bytes", args.to)?;
+    Ok(ExitCode::SUCCESS)
 }

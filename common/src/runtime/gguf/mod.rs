@@ -8,12 +8,20 @@
 //! The reader trusts none of it: every count is held against the bytes that are left before
 //! anything is allocated, and values are decoded only when asked for.
 
+mod convert;
+mod memory;
 mod read;
+mod rotation;
+mod survey;
 mod types;
 mod value;
 mod write;
 
+pub use convert::convert;
+pub use memory::Memory;
 pub use read::{Gguf, Tensor};
+pub use rotation::Rotation;
+pub use survey::Survey;
 pub use value::{Kind, Scalar, Value};
 pub use write::Writer;
 
@@ -33,7 +41,9 @@ const MAX_KEYS: u64 = 1 << 16;
 /// The limit in GGUF's description.
 const MAX_KEY_NAME: u64 = 65_535;
 /// ggml stops at 63 bytes, some forks at 127.
-const MAX_TENSOR_NAME: u64 = 255;
+const MAX_TENSOR_NAME: u64 = 127;
+/// Elements of an array; the largest vocabularies have a sixteenth of that.
+const MAX_ARRAY: u64 = 1 << 22;
 const MAX_DIMS: usize = 4;
 
 /// The next multiple of `alignment`, a power of two; `None` past the end of u64.

@@ -219,11 +219,15 @@ fn hostile_counts_and_lengths() {
     let array = |element: u32, n: u64| [&element.to_le_bytes()[..], &n.to_le_bytes()].concat();
     body(
         Raw::new().key("a", 9, &array(10, 1 << 61)),
-        "key a: 2305843009213693952 values, more than any file holds",
+        "key a: 2305843009213693952 values, expected at most 4194304",
     );
     body(
         Raw::new().key("a", 9, &array(8, 1 << 63)),
-        "key a: 9223372036854775808 strings, expected at most 9 in what is left of the file",
+        "key a: 9223372036854775808 values, expected at most 4194304",
+    );
+    body(
+        Raw::new().key("a", 9, &array(8, 1 << 22)),
+        "the length of key a takes 8 bytes at byte 121, but only 7 are left",
     );
     body(
         Raw::new().key("a", 9, &array(9, 1)),
@@ -531,5 +535,400 @@ fn mutations() {
                 );
             }
         }
+    }
+}
+
+/// The nano file with one key replaced (or dropped), keys and tensor infos otherwise the same.
+fn nano_with(key: &str, change: impl FnOnce(&mut Writer)) -> Gguf {
+    let nano = Gguf::open(&model("tern-nano-pq2_0.gguf")).unwrap();
+    let mut writer = Writer::new();
+    for value in nano.keys().filter(|v| v.key() != key) {
+        writer.copy(&value).unwrap();
+    }
+    change(&mut writer);
+    for t in nano.tensors() {
+        writer.tensor(&t.name, &t.dims, t.format).unwrap();
+    }
+    let mut bytes = Vec::new();
+    let produce =
+        |i: usize, out: &mut dyn std::io::Write| Ok(out.write_all(nano.data(&nano.tensors()[i]))?);
+    writer.write_to(&mut bytes, produce).unwrap();
+    Gguf::from_bytes("bad.gguf", bytes).unwrap()
+}
+
+#[test]
+fn rotation_is_read_whole() {
+    let nano = Gguf::open(&model("tern-nano-pq2_0.gguf")).unwrap();
+    let rotation = Rotation::read(&nano).unwrap().unwrap();
+    assert_eq!((rotation.block, rotation.matrices()), (256, 26));
+    assert!(rotation.rotates_embedding() && rotation.gdn_v_grouped);
+    assert!(rotation.rotates_input("blk.0.ffn_up.weight"));
+    assert!(!rotation.rotates_input("blk.0.ssm_alpha.weight"));
+    assert!(!rotation.rotates_input("token_embd.weight") && rotation.stores("token_embd.weight"));
+    assert!(rotation.groups_heads("blk.2.ssm_out.weight"));
+    assert!(!rotation.groups_heads("blk.3.attn_output.weight"));
+    assert_eq!(
+        (rotation.signs(256).len(), rotation.signs(768).len()),
+        (256, 768)
+    );
+
+    let plain = nano_with("prism.hadamard.sign_mode", |w| {
+        w.set_str("prism.hadamard.sign_mode", "identity").unwrap();
+    });
+    assert_eq!(Rotation::read(&plain).unwrap().unwrap().signs(768), []);
+}
+
+#[test]
+fn rotation_refuses_what_it_does_not_know() {
+    let refused = |key: &str, change: &dyn Fn(&mut Writer, &str), line: &str| {
+        let key = format!("prism.hadamard.{key}");
+        let file = nano_with(&key, |w| change(w, &key));
+        let found = format!("{:#}", Rotation::read(&file).unwrap_err());
+        assert_eq!(found, format!("bad.gguf: {line}"));
+    };
+    let drop = |_: &mut Writer, _: &str| {};
+    for key in [
+        "version",
+        "block_size",
+        "transform",
+        "axis",
+        "sign_mode",
+        "sign_widths",
+        "weight_names",
+    ] {
+        refused(key, &drop, &format!("key prism.hadamard.{key} is missing"));
+    }
+    refused(
+        "version",
+        &|w, k| w.set(k, 2u32).unwrap(),
+        "key prism.hadamard.version: found 2, expected version 1",
+    );
+    refused(
+        "transform",
+        &|w, k| w.set_str(k, "dct").unwrap(),
+        "key prism.hadamard.transform: found \"dct\", expected \"normalized-sylvester-walsh-hadamard\"",
+    );
+    refused(
+        "axis",
+        &|w, k| w.set(k, 0u32).unwrap(),
+        "key prism.hadamard.axis: found u32, expected string",
+    );
+    refused(
+        "sign_mode",
+        &|w, k| w.set_str(k, "seeded").unwrap(),
+        "key prism.hadamard.sign_mode: found \"seeded\", expected \"identity\" or \"explicit\"",
+    );
+    refused(
+        "block_size",
+        &|w, k| w.set(k, 96u32).unwrap(),
+        "key prism.hadamard.block_size: found 96, expected a power of two",
+    );
+    refused(
+        "block_size",
+        &|w, k| w.set(k, 512u32).unwrap(),
+        "key prism.hadamard.sign_widths: found 256, expected multiples of the block of 512",
+    );
+    refused(
+        "sign_widths",
+        &|w, k| w.set_array(k, &[256u32]).unwrap(),
+        "key prism.hadamard.sign_values: found 1024 values, expected as many as sign_widths in all",
+    );
+    refused(
+        "sign_widths",
+        &|w, k| w.set_array(k, &[256u32, 1024]).unwrap(),
+        "key prism.hadamard.sign_values: found 1024 values, expected as many as sign_widths in all",
+    );
+    refused(
+        "sign_widths",
+        &|w, k| w.set_array(k, &[256u32, 256, 512]).unwrap(),
+        "key prism.hadamard.sign_widths: found 256 twice, expected each width once",
+    );
+    refused(
+        "sign_widths",
+        &|w, k| w.set_array(k, &[1024u32]).unwrap(),
+        "tensor output.weight: width 256 has no signs in prism.hadamard.sign_widths",
+    );
+    refused(
+        "sign_values",
+        &|w, k| w.set_array(k, &[0i8; 1024]).unwrap(),
+        "key prism.hadamard.sign_values: found 0, expected 1 and -1",
+    );
+    let names = |w: &mut Writer, k: &str, names: &[&str]| w.set_strs(k, names).unwrap();
+    refused(
+        "weight_names",
+        &|w, k| names(w, k, &["blk.9.ffn_up.weight"]),
+        "a prism.hadamard. key lists blk.9.ffn_up.weight: bad.gguf: tensor blk.9.ffn_up.weight is missing",
+    );
+    refused(
+        "weight_names",
+        &|w, k| names(w, k, &["output_norm.weight"]),
+        "key prism.hadamard.weight_names: found output_norm.weight, expected matrices of this model's products",
+    );
+    refused(
+        "weight_names",
+        &|w, k| names(w, k, &["output.weight", "output.weight"]),
+        "key prism.hadamard.weight_names: found output.weight twice, expected each name once",
+    );
+    refused(
+        "inverse_weight_names",
+        &|w, k| names(w, k, &["output.weight"]),
+        "key prism.hadamard.inverse_weight_names: found output.weight, expected token_embd.weight, once",
+    );
+}
+
+/// A folder of its own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tern-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn ternary_packings_convert_exactly() {
+    let folder = Folder::new("packings");
+    let (a, b) = (folder.0.join("a.gguf"), folder.0.join("b.gguf"));
+    let run = |from: &std::path::Path, to: &std::path::Path, format| {
+        let input = Gguf::open(from).unwrap();
+        let mut done = 0;
+        convert(&input, to, format, |n| done += n).unwrap();
+        assert_eq!(done, input.tensors().iter().map(|t| t.bytes).sum::<u64>());
+    };
+    let same = |file: &std::path::Path, name: &str| {
+        assert!(std::fs::read(file).unwrap() == std::fs::read(model(name)).unwrap());
+    };
+    run(&model("tern-nano-pq2_0.gguf"), &a, Format::Ptq1_0);
+    same(&a, "tern-nano-ptq1_0.gguf");
+    run(&a, &b, Format::Pq2_0);
+    same(&b, "tern-nano-pq2_0.gguf");
+    run(&a, &b, Format::Q2_0);
+    let q2_0 = Gguf::open(&b).unwrap();
+    assert_eq!(q2_0.u32("general.file_type").unwrap(), 41);
+    assert!(Rotation::read(&q2_0).unwrap().is_some());
+    run(&b, &a, Format::Pq2_0);
+    same(&a, "tern-nano-pq2_0.gguf");
+}
+
+/// The file with which `models/reference.json` was computed, made again to the last byte.
+#[test]
+fn dense_f32_is_the_reference_file() {
+    use sha2::{Digest, Sha256};
+    let folder = Folder::new("dense");
+    for name in ["tern-nano-pq2_0.gguf", "tern-nano-ptq1_0.gguf"] {
+        let path = folder.0.join(name);
+        convert(
+            &Gguf::open(&model(name)).unwrap(),
+            &path,
+            Format::F32,
+            |_| (),
+        )
+        .unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        let hash: String = Sha256::digest(&bytes)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        assert_eq!(bytes.len(), 17_948_640);
+        assert_eq!(
+            hash,
+            "47549411e13d5b1895b90a0c143cccf3a4a7dc8dd7ce240752151687c20296d3"
+        );
+    }
+}
+
+#[test]
+fn dense_formats_hold_the_folded_weights() {
+    let folder = Folder::new("formats");
+    let nano = Gguf::open(&model("tern-nano-pq2_0.gguf")).unwrap();
+    let read = |format: Format| {
+        let path = folder.0.join(format.name());
+        convert(&nano, &path, format, |_| ()).unwrap();
+        let file = Gguf::open(&path).unwrap();
+        assert!(Rotation::read(&file).unwrap().is_none());
+        assert_eq!(file.keys().len(), nano.keys().len() - 10);
+        let tensor = file.tensor("blk.1.ffn_down.weight").unwrap();
+        assert_eq!(tensor.format, format);
+        let mut x = vec![0f32; tensor.weights()];
+        format.dequantize(file.data(tensor), &mut x).unwrap();
+        assert_eq!(
+            file.tensor("output_norm.weight").unwrap().format,
+            Format::F32
+        );
+        x
+    };
+    let exact = read(Format::F32);
+    let largest = exact.iter().fold(0f32, |m, x| m.max(x.abs()));
+    for (format, share) in [
+        (Format::F16, 1e-3),
+        (Format::Q8_0, 5e-3),
+        (Format::Q4_0, 0.126),
+    ] {
+        for (x, y) in exact.iter().zip(read(format)) {
+            assert!((x - y).abs() <= share * largest, "{format}: {x} {y}");
+        }
+    }
+}
+
+#[test]
+fn conversions_that_would_lose_something_are_refused() {
+    let folder = Folder::new("refused");
+    let path = folder.0.join("out.gguf");
+    let file = |format: Format, cols: usize, bytes: Vec<u8>| {
+        let mut writer = Writer::new();
+        writer.tensor("t", &[cols], format).unwrap();
+        let mut out = Vec::new();
+        writer
+            .write_to(&mut out, |_, out| Ok(out.write_all(&bytes)?))
+            .unwrap();
+        Gguf::from_bytes("in.gguf", out).unwrap()
+    };
+    let refused = |gguf: Gguf, to: Format, words: &str| {
+        let line = format!("{:#}", convert(&gguf, &path, to, |_| ()).unwrap_err());
+        assert!(
+            line.starts_with("in.gguf") && line.contains(words),
+            "{line}"
+        );
+        assert!(!path.exists());
+    };
+    let packed = |format: Format, codes: &[u8], d: &[f32]| {
+        let d: Vec<half::f16> = d.iter().map(|&d| half::f16::from_f32(d)).collect();
+        let mut bytes = vec![0; format.row_bytes(codes.len()).unwrap()];
+        format.pack(codes, &d, &mut bytes).unwrap();
+        file(format, codes.len(), bytes)
+    };
+    refused(
+        packed(Format::Pq2_0, &[3; 128], &[1.0]),
+        Format::Ptq1_0,
+        "code 3",
+    );
+    refused(
+        packed(Format::Q2_0, &[1; 128], &[1.0, 2.0]),
+        Format::Pq2_0,
+        "scales 1 and 2",
+    );
+    refused(
+        packed(Format::Q2_0, &[1; 64], &[1.0]),
+        Format::Pq2_0,
+        "multiple of the block of 128",
+    );
+    refused(
+        packed(Format::Pq2_0, &[1; 128], &[f32::NAN]),
+        Format::F32,
+        "value NaN",
+    );
+    refused(
+        packed(Format::Pq2_0, &[3; 128], &[6e4]),
+        Format::F16,
+        "value 120000",
+    );
+    refused(
+        packed(Format::Pq2_0, &[1; 128], &[1.0]),
+        Format::Tq2_0,
+        "not a format to convert to",
+    );
+    refused(
+        file(Format::F32, 1, vec![0; 4]),
+        Format::F16,
+        "no ternary tensors",
+    );
+    // Code 3 and odd scales are kept where they can be.
+    convert(
+        &packed(Format::Pq2_0, &[3; 128], &[f32::INFINITY]),
+        &path,
+        Format::Q2_0,
+        |_| (),
+    )
+    .unwrap();
+    let kept = Gguf::open(&path).unwrap();
+    let survey = Survey::of(&kept, &kept.tensors()[0]);
+    assert_eq!((survey.code_3, survey.non_finite), (128, 2));
+}
+
+#[test]
+fn survey_counts() {
+    let mut rng = StdRng::seed_from_u64(3);
+    // More than one block, chunk and thread's share.
+    for format in Format::ALL.into_iter().filter(|f| f.is_ternary()) {
+        let n = 256 * 40_000;
+        let most = if matches!(format, Format::Tq1_0 | Format::Ptq1_0) {
+            3
+        } else {
+            4
+        };
+        let codes: Vec<u8> = (0..n).map(|_| rng.random_range(0..most)).collect();
+        let mut scales = vec![half::f16::ONE; n / format.block_weights()];
+        scales[7] = half::f16::NAN;
+        *scales.last_mut().unwrap() = half::f16::INFINITY;
+        let mut writer = Writer::new();
+        writer.tensor("t", &[256, 40_000], format).unwrap();
+        let mut bytes = Vec::new();
+        let mut packed = vec![0; format.row_bytes(n).unwrap()];
+        format.pack(&codes, &scales, &mut packed).unwrap();
+        writer
+            .write_to(&mut bytes, |_, out| Ok(out.write_all(&packed)?))
+            .unwrap();
+        let gguf = Gguf::from_bytes("x", bytes).unwrap();
+        let count = |code| codes.iter().filter(|&&u| u == code).count() as u64;
+        let expected = Survey {
+            codes: n as u64,
+            zeros: count(1),
+            code_3: count(3),
+            non_finite: 2,
+        };
+        assert_eq!(Survey::of(&gguf, &gguf.tensors()[0]), expected, "{format}");
+    }
+    let mut writer = Writer::new();
+    writer.tensor("t", &[4], Format::F32).unwrap();
+    let mut bytes = Vec::new();
+    let values = [0.0, f32::NAN, f32::INFINITY, 1.0]
+        .map(f32::to_le_bytes)
+        .concat();
+    writer
+        .write_to(&mut bytes, |_, out| Ok(out.write_all(&values)?))
+        .unwrap();
+    let gguf = Gguf::from_bytes("x", bytes).unwrap();
+    let survey = Survey::of(&gguf, &gguf.tensors()[0]);
+    assert_eq!((survey.non_finite, survey.zero_share()), (2, None));
+}
+
+#[test]
+fn memory_of_a_run() {
+    let nano = Gguf::open(&model("tern-nano-pq2_0.gguf")).unwrap();
+    let memory = Memory::of(&nano, 1000, 64).unwrap().unwrap();
+    assert_eq!(
+        memory.weights,
+        nano.tensors().iter().map(|t| t.bytes).sum::<u64>()
+    );
+    // One full layer: keys and values of 2 heads of 64. Three linear ones: 4 states of 64 x 64 and
+    // 3 inputs of 512 channels.
+    assert_eq!(memory.kv_cache, 1000 * 2 * 2 * 64 * 4);
+    assert_eq!(memory.recurrent, 3 * (4 * 64 * 64 + 3 * 512) * 4);
+    assert!(Memory::of(&nano, u64::MAX, 64).unwrap().unwrap().total() == u64::MAX);
+    let other = nano_with("general.architecture", |w| {
+        w.set_str("general.architecture", "llama").unwrap();
+    });
+    assert_eq!(Memory::of(&other, 1000, 64).unwrap(), None);
+    let broken = nano_with("qwen35.full_attention_interval", |w| {
+        w.set("qwen35.full_attention_interval", 0u32).unwrap();
+    });
+    assert!(Memory::of(&broken, 1000, 64).is_err());
+    for key in [
+        "block_count",
+        "ssm.state_size",
+        "attention.key_length",
+        "feed_forward_length",
+    ] {
+        let key = format!("qwen35.{key}");
+        let huge = nano_with(&key, |w| w.set(&key, u32::MAX).unwrap());
+        assert!(Memory::of(&huge, u64::MAX, u64::MAX).unwrap().is_some());
     }
 }

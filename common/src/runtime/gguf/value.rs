@@ -296,11 +296,7 @@ impl<'a> Value<'a> {
         };
         let quote = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * limit)]);
-            let mut cut: String = text
-                .chars()
-                .take(limit)
-                .flat_map(char::escape_debug)
-                .collect();
+            let mut cut: String = text.chars().take(limit).flat_map(escaped).collect();
             if text.chars().count() > limit || bytes.len() > 4 * limit {
                 cut.push_str("...");
             }
@@ -401,6 +397,14 @@ impl<'a> Value<'a> {
             found if found == expected => Ok(()),
             _ => bail!(self.unexpected(&self.display(60), &format!("{expected:?}"))),
         }
+    }
+}
+
+/// As inside double quotes, where an apostrophe needs no escape.
+fn escaped(c: char) -> Vec<char> {
+    match c {
+        '\'' => vec![c],
+        c => c.escape_debug().collect(),
     }
 }
 

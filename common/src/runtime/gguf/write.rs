@@ -9,8 +9,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::value::{Kind, Scalar, Value};
 use super::{
-    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_DIMS, MAX_KEY_NAME, MAX_KEYS,
-    MAX_TENSOR_NAME, MAX_TENSORS, Shown, VERSION, align_up,
+    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_ARRAY, MAX_DIMS, MAX_KEY_NAME,
+    MAX_KEYS, MAX_TENSOR_NAME, MAX_TENSORS, Shown, VERSION, align_up,
 };
 use crate::formats::Format;
 
@@ -116,6 +116,16 @@ impl Writer {
             (self.keys.len() as u64) < MAX_KEYS,
             "key {shown}: expected at most {MAX_KEYS} keys"
         );
+        let array = (Kind::Array as u32).to_le_bytes();
+        if let Some(rest) = value.strip_prefix(&array)
+            && let Some((len, _)) = rest[4..].split_first_chunk()
+        {
+            let len = u64::from_le_bytes(*len);
+            ensure!(
+                len <= MAX_ARRAY,
+                "key {shown}: {len} values, expected at most {MAX_ARRAY}"
+            );
+        }
         if key == ALIGNMENT_KEY {
             let n: u64 = match value.split_first_chunk::<4>() {
                 Some((kind, n)) if u32::from_le_bytes(*kind) == Kind::U32 as u32 => {
