@@ -24,29 +24,6 @@ fn assert_refused(output: &Output, words: &str) {
     assert!(output.stdout.is_empty());
 }
 
-/// A folder of its own, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tern-cli-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str, bytes: &[u8]) -> String {
-        let path = self.0.join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn flags() {
     assert_refused(&tern(&[]), "requires a subcommand");
@@ -129,7 +106,12 @@ fn inspect_in_little_memory(file: &str) -> Output {
 
 #[test]
 fn inspect_refuses_bad_files_in_little_memory() {
-    let folder = Folder::new("hostile");
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
     let whole = std::fs::read(model("tern-nano-pq2_0.gguf")).unwrap();
     let huge = (1u64 << 40).to_le_bytes();
     let key_head = [&1u64.to_le_bytes()[..], b"k", &8u32.to_le_bytes()].concat();
@@ -157,17 +139,17 @@ fn inspect_refuses_bad_files_in_little_memory() {
         (&header(1, 0, &[&tensor([8, 1], 1 << 41)]), "past the end"),
     ];
     for (i, (bytes, words)) in cases.into_iter().enumerate() {
-        let file = folder.file(&format!("{i}.gguf"), bytes);
+        let file = write(&format!("{i}.gguf"), bytes);
         let output = inspect_in_little_memory(&file);
         assert_refused(&output, words);
         assert_refused(&output, &file);
     }
     // The limit itself lets a good file through.
-    let good = folder.file("good.gguf", &header(1, 0, &[&tensor([8, 2], 0)]));
+    let good = write("good.gguf", &header(1, 0, &[&tensor([8, 2], 0)]));
     let output = inspect_in_little_memory(&good);
     assert!(output.status.success(), "{output:?}");
     assert_refused(
-        &tern(&["inspect", folder.0.to_str().unwrap()]),
+        &tern(&["inspect", folder.path().to_str().unwrap()]),
         "not a regular file",
     );
     assert_refused(&tern(&["inspect", "no-such.gguf"]), "no-such.gguf");
@@ -175,8 +157,8 @@ fn inspect_refuses_bad_files_in_little_memory() {
 
 #[test]
 fn convert_writes_the_other_packing() {
-    let folder = Folder::new("convert");
-    let out = folder.0.join("out.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.gguf");
     let (source, target) = (model("tern-nano-pq2_0.gguf"), out.to_str().unwrap());
     let source = source.to_str().unwrap();
     let output = tern(&["convert", source, target, "--to", "ptq1_0"]);
@@ -191,9 +173,9 @@ fn convert_writes_the_other_packing() {
         &tern(&["convert", "no-such", target, "--to", "f32"]),
         "no-such",
     );
-    let nowhere = folder.0.join("no-such-folder/out.gguf");
+    let nowhere = folder.path().join("no-such-folder/out.gguf");
     let nowhere = nowhere.to_str().unwrap();
     assert_refused(&tern(&["convert", source, nowhere, "--to", "f32"]), nowhere);
     assert!(std::fs::read(&out).unwrap() == expected);
-    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
 }

@@ -1,9 +1,8 @@
 //! The writer: header first, then tensor data as the caller produces it, so that a file far larger
 //! than memory can be written.
 
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
@@ -192,24 +191,34 @@ impl Writer {
         data: impl FnMut(usize, &mut dyn Write) -> Result<()>,
     ) -> Result<()> {
         let shown = path.display();
-        let name = path
-            .file_name()
-            .with_context(|| format!("{shown}: not a file name"))?;
-        let mut temporary = std::ffi::OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".{}.tmp", std::process::id()));
-        let temporary = Temporary(path.with_file_name(temporary));
-        let file = File::create(&temporary.0).with_context(|| format!("{shown}: cannot create"))?;
-        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".tern-").suffix(".tmp");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // As any new file: the default of temporary files is private.
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let temporary = builder
+            .tempfile_in(folder)
+            .with_context(|| format!("{shown}: cannot create"))?;
+        let mut out = BufWriter::with_capacity(1 << 20, temporary);
         self.write_to(&mut out, data)
             .with_context(|| format!("{shown}: cannot write"))?;
-        let file = out
+        let temporary = out
             .into_inner()
             .map_err(|error| anyhow!("{shown}: cannot write: {}", error.error()))?;
-        file.sync_all()
-            .and_then(|()| fs::rename(&temporary.0, path))
-            .with_context(|| format!("{shown}: cannot write"))
-        // The temporary name is gone now; removing it again does nothing.
+        let synced = temporary.as_file().sync_all();
+        synced.with_context(|| format!("{shown}: cannot write"))?;
+        temporary
+            .persist(path)
+            .map_err(|e| e.error)
+            .with_context(|| format!("{shown}: cannot replace"))?;
+        Ok(())
     }
 
     /// Writes the file's bytes in order. See [`Writer::write`].
@@ -310,14 +319,5 @@ impl Write for Counted<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
-    }
-}
-
-/// Removed when dropped, unless it was renamed.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0); // gone already when the file was written whole
     }
 }
