@@ -8,6 +8,7 @@
 pub mod activations;
 mod float;
 pub mod peak;
+pub mod read;
 pub mod reference;
 #[cfg(target_arch = "x86_64")]
 pub mod x86;

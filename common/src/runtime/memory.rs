@@ -112,6 +112,14 @@ impl DerefMut for AlignedBuf {
     }
 }
 
+/// Bytes that can be taken now without swapping, a container's limit counted in; `None` where the system does not say.
+pub fn available_memory() -> Option<u64> {
+    let mut system = sysinfo::System::new().ok()?;
+    system.refresh_memory();
+    let limit = system.cgroup_limits().map_or(u64::MAX, |c| c.free_memory);
+    Some(system.available_memory().min(limit)).filter(|&bytes| bytes > 0)
+}
+
 /// Page faults of this process since it started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageFaults {
@@ -184,6 +192,12 @@ mod tests {
         assert_eq!(huge_bytes(smaps, 0x18000..0x28000), Some(6 << 20));
         assert_eq!(huge_bytes(smaps, 0x20000..0x30000), Some(2 << 20));
         assert_eq!(huge_bytes(smaps, 0x50000..0x60000), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn available_memory_is_told() {
+        assert!(available_memory().unwrap() > 1 << 20);
     }
 
     #[cfg(target_os = "linux")]

@@ -1,6 +1,7 @@
 //! A model running: files, tokenizer, forward pass, thread pool, speculation, perplexity.
 
 pub mod attention;
+pub mod bandwidth;
 pub mod deltanet;
 pub mod gguf;
 pub mod hadamard;
@@ -8,4 +9,5 @@ mod lanes;
 pub mod math;
 pub mod memory;
 pub mod pool;
+pub mod shapes;
 pub mod stack;

@@ -74,12 +74,20 @@ mod pool_loom {
     }
 
     #[test]
-    fn pool_loom_three_threads() {
-        explore(2, || {
+    fn pool_loom_run_on_three_threads() {
+        explore(1, || {
             let pool = Pool::new(3).unwrap();
             let cells = Cells::new(3);
             pool.run(|w| cells.add(w, 1));
             assert_eq!(cells.take(), [1; 3]);
+        });
+    }
+
+    #[test]
+    fn pool_loom_chunks_on_three_threads() {
+        explore(1, || {
+            let pool = Pool::new(3).unwrap();
+            let cells = Cells::new(3);
             pool.chunks(3, 1, |range| cells.add(range.start, 1));
             assert_eq!(cells.take(), [1; 3]);
         });
