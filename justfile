@@ -87,6 +87,10 @@ peers *flags:
 patch-check:
     patches/check/run.sh
 
+# An experiment by its full name, such as one made by new-experiment
+exp name *flags:
+    name="$1"; shift; {{experiment}} "$name" -- "$@"
+
 # Every experiment of the default build, then the report; an experiment that fails does not stop the others
 all *flags:
     #!/usr/bin/env bash

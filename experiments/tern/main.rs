@@ -3,8 +3,14 @@
 //! Exit code 0 when the command did its work, 1 when an equality that must hold does not, 2 for bad
 //! flags or bad input, with one line on standard error.
 
+mod cite;
+mod claims;
+mod compare;
 mod convert;
 mod inspect;
+mod lab_check;
+mod new_experiment;
+mod verify;
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -25,6 +31,12 @@ struct Cli {
 enum Command {
     Inspect(inspect::Args),
     Convert(convert::Args),
+    Compare(compare::Args),
+    Claims(claims::Args),
+    Cite(cite::Args),
+    Verify(verify::Args),
+    LabCheck(lab_check::Args),
+    NewExperiment(new_experiment::Args),
 }
 
 /// What every command is: arguments in, text out. Results go to `out` (never `println!`, which
@@ -33,6 +45,12 @@ fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
     match command {
         Command::Inspect(args) => inspect::run(&args, out),
         Command::Convert(args) => convert::run(&args, out),
+        Command::Compare(args) => compare::run(&args, out),
+        Command::Claims(args) => claims::run(&args, out),
+        Command::Cite(args) => cite::run(&args, out),
+        Command::Verify(args) => verify::run(&args, out),
+        Command::LabCheck(args) => lab_check::run(&args, out),
+        Command::NewExperiment(args) => new_experiment::run(&args, out),
     }
 }
 

@@ -476,10 +476,9 @@ impl Experiment {
                 finding.key = records[i].key().to_string();
             }
         }
-        self.say(&table::rows(&records));
-        let verdicts = table::findings(&self.findings);
+        self.say(table::rows(&records)?.trim_end());
         if !self.findings.is_empty() {
-            self.say(&verdicts);
+            self.say(table::findings(&self.findings)?.trim_end());
         }
         for held in &self.held {
             let mark = if held.held { "holds" } else { "DOES NOT HOLD" };

@@ -78,6 +78,30 @@ pub fn read_ledger(path: &Path) -> Result<Vec<Claim>> {
     Ok(claims)
 }
 
+/// Writes the ledger and the `claims.json` that vouches for it, whose other fields stay as they are.
+///
+/// # Errors
+/// One that names the file.
+pub fn write_ledger(results: &Path, claims: &[Claim]) -> Result<()> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(LEDGER_COLUMNS)?;
+    for c in claims {
+        writer.write_record([&c.id, &c.experiment, &c.claim, &c.published, &c.source])?;
+    }
+    let csv = writer.into_inner()?;
+    let beside = results.join("claims.json");
+    let mut facts: serde_json::Value = serde_json::from_slice(&files::read(&beside, LIMIT)?)
+        .with_context(|| beside.display().to_string())?;
+    facts["csv_sha256"] = files::sha256(&csv).into();
+    let mut json = serde_json::to_vec_pretty(&facts)?;
+    json.push(b'\n');
+    files::write_all(
+        results,
+        &[("claims.csv".into(), csv), ("claims.json".into(), json)],
+    )?;
+    Ok(())
+}
+
 /// How a claim came out on a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
@@ -250,6 +274,28 @@ mod tests {
         std::fs::write(&path, write_findings(&findings).unwrap()).unwrap();
         let back = read_findings(&path).unwrap();
         assert_eq!(back, [findings[1].clone(), findings[0].clone()]);
+    }
+
+    #[test]
+    fn the_ledger_reads_back_and_is_vouched_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Claim {
+            id: "U01".into(),
+            experiment: "exp-18-x".into(),
+            claim: "a, b".into(),
+            published: "1.5x".into(),
+            source: "U".into(),
+        };
+        std::fs::write(
+            dir.path().join("claims.json"),
+            "{\"schema\": 1, \"sources\": 2}",
+        )
+        .unwrap();
+        write_ledger(dir.path(), std::slice::from_ref(&claim)).unwrap();
+        let back = crate::lab::verify::check_ledger(dir.path()).unwrap();
+        assert_eq!(back, [claim]);
+        let json = std::fs::read_to_string(dir.path().join("claims.json")).unwrap();
+        assert!(json.contains("\"sources\": 2"));
     }
 
     #[test]

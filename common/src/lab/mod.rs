@@ -43,9 +43,11 @@
 //! }
 //! ```
 
+pub mod compare;
 mod experiment;
 mod files;
 mod flags;
+mod folder;
 mod ledger;
 mod machine;
 mod meta;
@@ -55,11 +57,15 @@ mod row;
 mod source;
 mod stat;
 pub mod table;
+pub mod verify;
 
 pub use experiment::{Experiment, complain, refuse_flags, run, run_with};
 pub use files::{read, sha256, sha256_file, write_all};
 pub use flags::Flags;
-pub use ledger::{Claim, Finding, Verdict, read_findings, read_ledger, write_findings};
+pub use folder::{Folder, Run, machines};
+pub use ledger::{
+    Claim, Finding, Verdict, read_findings, read_ledger, write_findings, write_ledger,
+};
 pub use machine::{Cache, CoreClass, HugePages, Machine, Rustc, available_threads, checked_name};
 pub use meta::{Held, Input, Kernel, Meta, Refusal, SCHEMA};
 pub use race::{Race, Series, Times};

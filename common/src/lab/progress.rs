@@ -33,7 +33,7 @@ impl Progress {
         Self::with(bar, plain)
     }
 
-    #[cfg(test)]
+    /// Shows nothing.
     pub fn silent() -> Self {
         Self::with(None, false)
     }

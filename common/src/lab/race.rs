@@ -31,10 +31,16 @@ pub struct Race<'a> {
     rounds: usize,
     sample: Duration,
     warm_up: Duration,
+    halfway: Option<Box<dyn FnOnce() + 'a>>,
     progress: Progress,
 }
 
 impl<'a> Race<'a> {
+    /// A race outside of an experiment, with samples as long as a full run's.
+    pub fn of(rounds: usize) -> Self {
+        Race::new(rounds.max(1), false, Progress::silent())
+    }
+
     pub(super) fn new(rounds: usize, quick: bool, progress: Progress) -> Self {
         let (sample, warm_up) = if quick { (1, 2) } else { (5, 60) };
         Race {
@@ -42,6 +48,7 @@ impl<'a> Race<'a> {
             rounds,
             sample: Duration::from_millis(sample),
             warm_up: Duration::from_millis(warm_up),
+            halfway: None,
             progress,
         }
     }
@@ -101,6 +108,12 @@ impl<'a> Race<'a> {
         self
     }
 
+    /// What happens before the round in the middle: a load that is switched on, to see what it does.
+    pub fn halfway(&mut self, event: impl FnOnce() + 'a) -> &mut Self {
+        self.halfway = Some(Box::new(event));
+        self
+    }
+
     /// Warms up, then runs the rounds. Round r starts with variant r modulo their count, so that
     /// no variant is always first.
     ///
@@ -113,6 +126,11 @@ impl<'a> Race<'a> {
         let mut seconds = vec![Vec::with_capacity(self.rounds); self.variants.len()];
         for round in 0..self.rounds {
             self.progress.step(round, self.rounds);
+            if round == self.rounds / 2
+                && let Some(event) = self.halfway.take()
+            {
+                event();
+            }
             for i in order(round, self.variants.len()) {
                 seconds[i].push(self.variants[i].sample()?);
             }
@@ -303,6 +321,20 @@ mod tests {
         assert_eq!(times.rate("x", Metric::TokensPerS, 3.0).median, 6.0);
         assert_eq!(times.rate("x", Metric::Time, 1.0).median, 500.0);
         assert_eq!(times.rate("x", Metric::TimePerWeight, 1e9).median, 0.5);
+    }
+
+    #[test]
+    fn halfway_comes_once_before_the_middle_round() {
+        let log = RefCell::new(String::new());
+        let mut race = race(5);
+        race.warm_up(Duration::ZERO);
+        race.add_timed("a", || {
+            log.borrow_mut().push('a');
+            Ok(Duration::ZERO)
+        });
+        race.halfway(|| log.borrow_mut().push('!'));
+        race.run().unwrap();
+        assert_eq!(*log.borrow(), "aaa!aaa");
     }
 
     #[test]

@@ -446,10 +446,14 @@ impl Record {
             ISAS.join(", ")
         );
         for id in self.claim.split(';') {
-            let (letter, number) = id.split_at_checked(1).unwrap_or_default();
-            let shaped = matches!(letter, "L" | "J" | "P" | "B")
-                && number.len() == 2
-                && number.bytes().all(|b| b.is_ascii_digit());
+            let shaped = match id.as_bytes() {
+                [source, number @ ..] => {
+                    source.is_ascii_uppercase()
+                        && number.len() == 2
+                        && number.iter().all(u8::is_ascii_digit)
+                }
+                [] => false,
+            };
             ensure!(
                 self.claim.is_empty() || shaped,
                 "claim: found {id:?}, expected an id such as L07"
@@ -760,7 +764,8 @@ mod tests {
         );
         refuse(row().exact(Metric::Equal, 2), "1 or 0");
         refuse(row().threads(0), "threads");
-        refuse(row().claim("X99"), "claim");
+        refuse(row().claim("x99"), "claim");
+        refuse(row().claim("L7"), "claim");
         refuse(row().claim(""), "claim");
         refuse(row().param("rows", 1), "twice");
         refuse(row().param("Rows", 1), "params");

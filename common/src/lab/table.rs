@@ -1,18 +1,84 @@
-//! Tables for people.
+//! Tables for people, and the same as CSV.
 
+use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
 
 use super::ledger::Finding;
 use super::row::Record;
 
-/// An empty table in the notebook's style, as wide as its content.
-pub fn plain<const N: usize>(header: [&str; N]) -> Table {
+/// How a table is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Style {
+    /// Columns, for a terminal.
+    #[default]
+    Plain,
+    /// A Markdown table.
+    Markdown,
+    /// CSV.
+    Csv,
+}
+
+/// Flags that choose a [`Style`].
+#[derive(clap::Args, Clone, Debug)]
+pub struct StyleFlags {
+    /// Tables in Markdown.
+    #[arg(long, conflicts_with = "csv")]
+    md: bool,
+    /// Rows in CSV, numbers in full.
+    #[arg(long)]
+    csv: bool,
+}
+
+impl StyleFlags {
+    /// The style chosen.
+    pub fn style(&self) -> Style {
+        match (self.md, self.csv) {
+            (true, _) => Style::Markdown,
+            (_, true) => Style::Csv,
+            _ => Style::Plain,
+        }
+    }
+}
+
+/// A table. Plain and Markdown tables show control characters and, in Markdown, escape `|`; CSV keeps
+/// every byte.
+///
+/// # Errors
+/// When a row is not as long as the header, in CSV.
+pub fn render<S: AsRef<str>>(
+    header: &[S],
+    rows: impl IntoIterator<Item = Vec<String>>,
+    style: Style,
+) -> Result<String> {
+    if style == Style::Csv {
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        writer.write_record(header.iter().map(|h| h.as_ref()))?;
+        for row in rows {
+            writer.write_record(row)?;
+        }
+        return Ok(String::from_utf8(writer.into_inner()?)?);
+    }
+    let cell = |text: &str| match style {
+        Style::Markdown => printable(text).replace('|', "\\|"),
+        _ => printable(text),
+    };
     let mut table = Table::new();
     table
-        .load_style(presets::NOTHING)
+        .load_style(match style {
+            Style::Markdown => presets::ASCII_MARKDOWN,
+            _ => presets::NOTHING,
+        })
         .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header);
-    table
+        .set_header(header.iter().map(|h| cell(h.as_ref())));
+    for row in rows {
+        table.add_row(row.iter().map(|text| cell(text)));
+    }
+    let mut text = String::new();
+    for line in table.lines() {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    Ok(text)
 }
 
 /// A number to four significant digits, without an exponent where it reads well.
@@ -39,8 +105,8 @@ pub fn interval(record: &Record) -> String {
 }
 
 /// An experiment's rows.
-pub(super) fn rows(records: &[Record]) -> String {
-    let mut table = plain([
+pub(super) fn rows(records: &[Record]) -> Result<String> {
+    let header = [
         "variant",
         "isa",
         "metric",
@@ -50,36 +116,43 @@ pub(super) fn rows(records: &[Record]) -> String {
         "threads",
         "params",
         "against",
-    ]);
-    for r in records {
-        table.add_row([
-            printable(&r.variant),
-            printable(&r.isa),
+    ];
+    let rows = records.iter().map(|r| {
+        vec![
+            r.variant.clone(),
+            r.isa.clone(),
             r.metric.name().into(),
             short(r.value),
             r.metric.unit().into(),
             interval(r),
             r.threads.to_string(),
-            printable(&r.params),
-            printable(&r.baseline),
-        ]);
-    }
-    trimmed(&table)
+            r.params.clone(),
+            r.baseline.clone(),
+        ]
+    });
+    render(&header, rows, Style::Plain)
 }
 
 /// Verdicts, one a line.
-pub(super) fn findings(findings: &[Finding]) -> String {
-    let mut table = plain(["claim", "verdict", "measured", "because"]);
-    for f in findings {
-        let measured = f.measured.map(|v| format!("{} {}", short(v), f.unit));
-        table.add_row([
+pub(super) fn findings(findings: &[Finding]) -> Result<String> {
+    let header = ["claim", "verdict", "measured", "because"];
+    let rows = findings.iter().map(|f| {
+        vec![
             f.claim.clone(),
             f.verdict.name().into(),
-            measured.unwrap_or_default().trim_end().into(),
-            printable(&f.reason),
-        ]);
-    }
-    trimmed(&table)
+            measured(f),
+            f.reason.clone(),
+        ]
+    });
+    render(&header, rows, Style::Plain)
+}
+
+/// What was measured, with its unit, or nothing.
+pub fn measured(finding: &Finding) -> String {
+    let value = finding
+        .measured
+        .map(|v| format!("{} {}", short(v), finding.unit));
+    value.unwrap_or_default().trim_end().into()
 }
 
 /// Text with its control characters made visible.
@@ -93,15 +166,6 @@ pub fn printable(text: &str) -> String {
         }
     }
     shown
-}
-
-/// The table without spaces at the ends of lines.
-pub fn trimmed(table: &Table) -> String {
-    table
-        .lines()
-        .map(|l| l.trim_end().to_string())
-        .collect::<Vec<_>>()
-        .join("\n")
 }
 
 #[cfg(test)]
@@ -125,7 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_show() {
-        assert_eq!(printable("a\n\0b"), "a\\n\\0b");
+    fn each_style_keeps_its_rows_apart() {
+        let rows = || [vec!["a|b\n".to_string(), "1, 2".to_string()]];
+        let text = |style| render(&["x", "y"], rows(), style).unwrap();
+        assert_eq!(text(Style::Plain), " x      y\n a|b\\n  1, 2\n");
+        assert_eq!(text(Style::Markdown).lines().count(), 3);
+        assert!(text(Style::Markdown).contains("| a\\|b\\n |"));
+        assert_eq!(text(Style::Csv), "x,y\n\"a|b\n\",\"1, 2\"\n");
     }
 }
