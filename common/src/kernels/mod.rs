@@ -6,6 +6,7 @@
 //! activation scale, in order of k, `acc = fma(f32(integer sum), dw * dy, acc)`, from 0.
 
 pub mod activations;
+pub mod census;
 mod float;
 pub mod peak;
 pub mod read;
@@ -267,6 +268,11 @@ impl Kernel {
     /// What its activations are quantized to.
     pub fn form(&self) -> Form {
         self.form
+    }
+
+    /// Where its machine code starts.
+    pub fn code(&self) -> *const u8 {
+        self.tiles as *const u8
     }
 
     /// `wide-row/avx512-vnni`.

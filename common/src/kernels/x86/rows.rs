@@ -149,39 +149,104 @@ unsafe fn dot_row<V: Bytes, B: Block>(
             for line in (0..BATCH * B::BYTES).step_by(64) {
                 prefetch(codes.wrapping_add(b * B::BYTES + AHEAD + line));
             }
-            acc = batch::<V, B>(operands, b, BATCH, acc);
+            acc = batch::<V, B>(operands, b, acc);
             b += BATCH;
         }
         if b < blocks {
-            acc = batch::<V, B>(operands, b, blocks - b, acc);
+            acc = rest::<V, B>(operands, b, blocks - b, acc);
         }
     }
     acc
 }
 
-/// Adds blocks `first .. first + n` of a row, at most [`BATCH`], by the float rule.
+/// Lanes that add up to the sum of block `b`.
 ///
 /// # Safety
 /// As [`dot_row`].
 #[inline(always)]
-unsafe fn batch<V: Bytes, B: Block>(x: Operands, first: usize, n: usize, acc: f32) -> f32 {
+unsafe fn block_sum<V: Bytes, B: Block>(x: Operands, b: usize) -> V {
     // SAFETY: the caller's contract.
     unsafe {
-        let mut sums = [V::zero(); BATCH];
-        for (b, sum) in (first..).zip(&mut sums).take(n) {
-            let start = V::start(*x.offsets.add(b * x.width));
-            let codes = x.codes.add(b * B::BYTES);
-            *sum = V::end(B::dot::<V>(start, codes, x.y.add(b * B::WEIGHTS)));
-        }
-        let sums = V::reduce(sums);
-        let mut acc = acc;
-        for (b, sum) in (first..).zip(sums).take(n) {
+        let start = V::start(*x.offsets.add(b * x.width));
+        let codes = x.codes.add(b * B::BYTES);
+        V::end(B::dot::<V>(start, codes, x.y.add(b * B::WEIGHTS)))
+    }
+}
+
+/// Adds [`BATCH`] blocks from `first` on.
+///
+/// # Safety
+/// As [`dot_row`].
+#[inline(always)]
+unsafe fn batch<V: Bytes, B: Block>(x: Operands, first: usize, acc: f32) -> f32 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        // Written out, so that no compiler makes a loop of it and the sums stay in registers.
+        let sum = [
+            block_sum::<V, B>(x, first),
+            block_sum::<V, B>(x, first + 1),
+            block_sum::<V, B>(x, first + 2),
+            block_sum::<V, B>(x, first + 3),
+            block_sum::<V, B>(x, first + 4),
+            block_sum::<V, B>(x, first + 5),
+            block_sum::<V, B>(x, first + 6),
+            block_sum::<V, B>(x, first + 7),
+        ];
+        add_blocks::<V, B>(x, first, BATCH, V::reduce(sum), acc)
+    }
+}
+
+/// Adds the last `n` blocks, fewer than [`BATCH`].
+///
+/// # Safety
+/// As [`dot_row`].
+#[inline(always)]
+unsafe fn rest<V: Bytes, B: Block>(x: Operands, first: usize, n: usize, acc: f32) -> f32 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let some = |i: usize| {
+            if i < n {
+                block_sum::<V, B>(x, first + i)
+            } else {
+                V::zero()
+            }
+        };
+        let sums = [
+            some(0),
+            some(1),
+            some(2),
+            some(3),
+            some(4),
+            some(5),
+            some(6),
+            V::zero(),
+        ];
+        add_blocks::<V, B>(x, first, n, V::reduce(sums), acc)
+    }
+}
+
+/// The float rule over `n` blocks.
+///
+/// # Safety
+/// As [`dot_row`].
+#[inline(always)]
+unsafe fn add_blocks<V: Bytes, B: Block>(
+    x: Operands,
+    first: usize,
+    n: usize,
+    sums: [f32; BATCH],
+    acc: f32,
+) -> f32 {
+    let mut acc = acc;
+    for (b, sum) in (first..).zip(sums).take(n) {
+        // SAFETY: the caller's contract.
+        unsafe {
             let dw = V::f16(x.codes.add(b * B::BYTES + B::SCALE));
             let dy = *x.scales.add(b * B::WEIGHTS / 256 * x.width);
             acc = sum.mul_add(dw * dy, acc);
         }
-        acc
     }
+    acc
 }
 
 /// The kernels of a set, slowest first.
