@@ -1,0 +1,3 @@
+//! What several experiments need of `common` together: it joins lab, which knows no kernels, with kernels that know no lab.
+
+pub mod decode;
