@@ -32,7 +32,7 @@ pub fn names(kernel: &Kernel) -> (&'static str, &'static str) {
 }
 
 /// `variant isa`, as the baseline column names it.
-fn baseline(kernel: &Kernel) -> String {
+pub fn baseline(kernel: &Kernel) -> String {
     let (variant, isa) = names(kernel);
     format!("{variant} {isa}")
 }
