@@ -7,9 +7,13 @@ mod cite;
 mod claims;
 mod compare;
 mod convert;
+mod generate;
 mod inspect;
 mod lab_check;
 mod new_experiment;
+mod perplexity;
+mod text;
+mod tokenize;
 mod verify;
 
 use std::io::{self, BufWriter, Write};
@@ -29,6 +33,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Generate(generate::Args),
+    Perplexity(perplexity::Args),
+    Tokenize(tokenize::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
     Compare(compare::Args),
@@ -43,6 +50,9 @@ enum Command {
 /// panics when the reader of a pipe has gone), progress to standard error.
 fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
     match command {
+        Command::Generate(args) => generate::run(&args, out),
+        Command::Perplexity(args) => perplexity::run(&args, out),
+        Command::Tokenize(args) => tokenize::run(&args, out),
         Command::Inspect(args) => inspect::run(&args, out),
         Command::Convert(args) => convert::run(&args, out),
         Command::Compare(args) => compare::run(&args, out),

@@ -477,6 +477,19 @@ impl Choice {
             ),
         }
     }
+
+    /// The fastest kernel for a format that has none of the layout asked for: any layout, and the instruction set or one before it.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn kernel_or_below(&self, format: Format) -> Result<&'static Kernel> {
+        let fits =
+            |k: &&Kernel| k.layout.source() == format && self.isa.is_none_or(|isa| k.isa <= isa);
+        match available().filter(fits).last() {
+            Some(kernel) => Ok(kernel),
+            None => bail!("{format}: no kernel for this CPU"),
+        }
+    }
 }
 
 #[cfg(test)]

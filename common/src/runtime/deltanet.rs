@@ -150,18 +150,20 @@ pub struct Normalize {
 vectorized! {
     /// Causal depthwise convolution over time, then SiLU, of the channels from `first` on, as many as `taps` has: sample t is
     /// `x[t * channels + channel]`, the samples before are `history[(t + 3) * channels + channel]`. `taps` is `[tap][channel]`,
-    /// the newest sample last. `out` is `[token][size]`.
+    /// the newest sample last. `out` is `[token][size]`, for the tokens from `start` on.
     pub fn convolve<V>(
         history: &[f32],
         x: &[f32],
         channels: usize,
         first: usize,
         taps: &[f32],
+        start: usize,
         normalize: Option<Normalize>,
         out: &mut [f32],
     ) {
         let size = taps.len() / TAPS;
-        for (token, out) in out.chunks_exact_mut(size).enumerate() {
+        for (i, out) in out.chunks_exact_mut(size).enumerate() {
+            let token = start + i;
             let sample = |tap: usize| {
                 let rows = if token + tap < TAPS - 1 { history } else { x };
                 let row = if token + tap < TAPS - 1 { token + tap } else { token + tap + 1 - TAPS };
@@ -363,6 +365,7 @@ mod tests {
             channels,
             first,
             &taps,
+            0,
             None,
             &mut out,
         );
@@ -387,6 +390,7 @@ mod tests {
             channels,
             first,
             &taps,
+            0,
             normalize,
             &mut out,
         );

@@ -216,6 +216,11 @@ impl Gguf {
         &self.source.bytes()[start..start + tensor.bytes as usize]
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        self.source.bytes()
+    }
+
     fn value<'a>(&'a self, key: &Key) -> Value<'a> {
         let bytes = self.source.bytes();
         Value {
