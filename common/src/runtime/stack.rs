@@ -10,8 +10,14 @@ use super::pool::{Chunks, Pool};
 use crate::formats::Format;
 use crate::kernels::{Activations, Form, Kernel, MatrixRef, Out};
 
-/// Rows a chunk: four tiles of 16, as source J divides them.
-pub const CHUNK_ROWS: usize = 64;
+/// Rows of a chunk: a multiple of 64, four tiles of 16, as source J divides them, and at least half a megabyte of weights. At each
+/// end of a chunk the prefetches of decode run some kilobytes into rows that another thread multiplies; in a chunk of 64 rows that
+/// would be 6% of all bytes.
+pub fn chunk_rows(w: &MatrixRef) -> usize {
+    const BYTES: usize = 512 << 10;
+    let row = w.bytes().len().div_ceil(w.rows().max(1)).max(1);
+    (BYTES / row).next_multiple_of(64).max(64)
+}
 
 /// `out[token][row] = w[row] . x[token]` with all threads of the pool.
 ///
@@ -33,10 +39,10 @@ pub fn multiply(
     // Refuses what does not fit here; the ranges below then do not fail.
     // SAFETY: an empty range writes nothing.
     unsafe { kernel.multiply_rows(w, x, 0..0, out)? };
-    // A range ends on a tile for every layout: 64 is a multiple of all tile heights.
+    // A range ends on a tile for every layout: 16 is a multiple of all tile heights.
     let chunks = Chunks {
-        size: CHUNK_ROWS,
-        multiple: CHUNK_ROWS.min(16),
+        size: chunk_rows(w),
+        multiple: 16,
     };
     pool.chunks_by(w.rows(), chunks, |_, rows| {
         // SAFETY: the ranges of a job are disjoint, and so are their rows.
