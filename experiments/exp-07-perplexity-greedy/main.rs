@@ -141,7 +141,7 @@ fn body(exp: &mut Experiment) -> Result<()> {
     let (mut nll_equal, mut ids_equal) = (true, true);
     for file in &files {
         let format = weights_of(&Gguf::open(file)?);
-        for kernel in kernels::available().filter(|k| k.layout().source() == format) {
+        for kernel in kernels::named(format) {
             // The scalar references are slow and held to each other by the tests of the kernels: with --quick, the stock one.
             if exp.quick() && kernel.isa() == Isa::Scalar && kernel.layout().tile_rows() > 1 {
                 continue;
