@@ -150,3 +150,7 @@ new-experiment +slug:
 
 test:
     cargo test
+
+# Formats and kernels on emulated Arm cores; README says which packages it takes
+test-arm:
+    scripts/test-arm.sh

@@ -10,6 +10,9 @@ pub const TILE: usize = 16;
 /// The widths a group can have: a batch that is no multiple of [`TILE`] ends in the narrowest that holds the rest.
 pub const WIDTHS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
+/// Consecutive codes of a token that stand together in [`Group::packed`]: what one lane of a register tile takes.
+pub const PACK: usize = if cfg!(target_arch = "aarch64") { 8 } else { 4 };
+
 /// What the activations of a kernel are quantized to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -117,7 +120,7 @@ impl Group {
         &bytemuck::cast_slice::<Line, i8>(&self.rows)[token * self.padded..][..self.padded]
     }
 
-    /// `[k / 4][token][k % 4]`: the codes of all tokens, for kernels that broadcast four at a time.
+    /// `[k / PACK][token][k % PACK]`: the codes of all tokens, in the order of register tiles.
     pub fn packed(&self) -> &[i8] {
         let lines = if self.width == 1 {
             &self.rows
@@ -197,11 +200,11 @@ impl Group {
     /// Derives the packed order and the sums from the natural order.
     fn finish(&mut self) {
         let (padded, width) = (self.padded, self.width);
-        let rows: &[[i8; 4]] = bytemuck::cast_slice(&self.rows);
+        let rows: &[[i8; PACK]] = bytemuck::cast_slice(&self.rows);
         if width > 1 {
-            let packed: &mut [[i8; 4]] = bytemuck::cast_slice_mut(&mut self.packed);
+            let packed: &mut [[i8; PACK]] = bytemuck::cast_slice_mut(&mut self.packed);
             for token in 0..width {
-                let row = &rows[token * padded / 4..][..padded / 4];
+                let row = &rows[token * padded / PACK..][..padded / PACK];
                 for (to, &from) in packed.iter_mut().skip(token).step_by(width).zip(row) {
                     *to = from;
                 }

@@ -6,8 +6,11 @@
 //! activation scale, in order of k, `acc = fma(f32(integer sum), dw * dy, acc)`, from 0.
 
 pub mod activations;
+#[cfg(target_arch = "aarch64")]
+pub mod arm;
 pub mod census;
 mod float;
+pub mod oracle;
 pub mod peak;
 pub mod read;
 pub mod reference;
@@ -81,9 +84,9 @@ impl Isa {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => true,
             #[cfg(target_arch = "aarch64")]
-            Isa::Dotprod => std::arch::is_aarch64_feature_detected!("dotprod"),
+            Isa::Dotprod => arm::dotprod(),
             #[cfg(target_arch = "aarch64")]
-            Isa::I8mm => std::arch::is_aarch64_feature_detected!("i8mm"),
+            Isa::I8mm => arm::i8mm(),
             _ => false,
         }
     }
@@ -385,6 +388,8 @@ static KERNELS: &[&[&[Kernel]]] = &[
     &[reference::KERNELS, float::KERNELS],
     #[cfg(target_arch = "x86_64")]
     x86::KERNELS,
+    #[cfg(target_arch = "aarch64")]
+    arm::KERNELS,
 ];
 
 fn always() -> bool {
