@@ -197,7 +197,7 @@ fn measure(
                 .map(|x| Activations::of(Form::Q8K, cols, x))
                 .collect::<Result<_>>()?;
             let (weights, out) = (&weights, &out);
-            let mut work = move || {
+            let work = move || {
                 let (mut weights, mut out) = (weights.borrow_mut(), out.borrow_mut());
                 for (x, out) in batches.iter().zip(out.chunks_mut(rows * tokens / calls)) {
                     weights
