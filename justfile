@@ -39,34 +39,6 @@ exp-06 *flags:
 exp-07 *flags:
     {{experiment}} exp-07-perplexity-greedy -- "$@"
 
-# A 27B model end to end
-exp-08 *flags:
-    {{experiment}} exp-08-end-to-end -- "$@"
-
-# Spawning, preemption, page faults
-exp-09 *flags:
-    {{experiment}} exp-09-threads-and-pages -- "$@"
-
-# F32, Q8_0 and Q4_0 kernels
-exp-10 *flags:
-    {{experiment}} exp-10-quantized-kernels -- "$@"
-
-# Rows in chunks from a counter
-exp-11 *flags:
-    {{experiment}} exp-11-row-chunks -- "$@"
-
-# Five trits a byte
-exp-12 *flags:
-    {{experiment}} exp-12-trit-packing -- "$@"
-
-# Bitmap and signs: what zeros are worth
-exp-13 *flags:
-    {{experiment}} exp-13-zero-density -- "$@"
-
-# Lookup tables against multiply-accumulate
-exp-14 *flags:
-    {{experiment}} exp-14-lookup-tables -- "$@"
-
 # Every layout and instruction set against its roofline
 exp-15 *flags:
     {{experiment}} exp-15-roofline -- "$@"
@@ -91,26 +63,19 @@ patch-check:
 exp name *flags:
     name="$1"; shift; {{experiment}} "$name" -- "$@"
 
-# Every experiment of the default build, then the report; an experiment that fails does not stop the others
+# Every experiment of the default build; one that fails does not stop the others
 all *flags:
     #!/usr/bin/env bash
     set -u
     cargo build --release -p experiments || exit
     worst=0
-    for n in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15; do
+    for n in 01 02 03 04 05 06 07 15; do
         just "exp-$n" "$@"
         code=$?
         [ "$code" -eq 130 ] && exit 130
         [ "$code" -gt "$worst" ] && worst=$code
     done
-    quick=
-    for flag in "$@"; do [ "$flag" = --quick ] && quick=--quick; done
-    just report $quick || worst=2
     exit "$worst"
-
-# Tables and plots into the pages, from the committed rows
-report *flags:
-    {{tern}} report "$@"
 
 # Two or more machines, or runs, side by side
 compare +folders:
@@ -135,10 +100,6 @@ inspect *file:
 # Text from a model
 generate *flags:
     {{tern}} generate "$@"
-
-# Which file, layout and thread count suit this machine
-advise *flags:
-    {{tern}} advise "$@"
 
 # Does one closure under two names measure the same?
 lab-check *flags:
