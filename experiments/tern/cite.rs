@@ -64,7 +64,7 @@ fn line(folder: &Folder, run: &Run, finding: &Finding, says: &str) -> String {
         }
         value += &format!(", {} {}", record.variant, record.isa);
         if !record.baseline.is_empty() {
-            value += &format!("against {}", record.baseline);
+            value = format!("{} against {}", value.trim_end(), record.baseline);
         }
         value = format!(
             "{}, {} threads, {}",

@@ -9,7 +9,8 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, CommandFactory, FromArgMatches, Parser};
 use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -93,8 +94,8 @@ fn run_from<E: Args>(
     emulated: bool,
     body: impl FnOnce(&mut Experiment, &E) -> Result<()>,
 ) -> ExitCode {
-    let command = Cli::<E>::command().name(name);
-    let parsed = command.try_get_matches_from(args).and_then(|matches| {
+    let mut command = Cli::<E>::command().name(name);
+    let parsed = command.try_get_matches_from_mut(args).and_then(|matches| {
         let cli = Cli::<E>::from_arg_matches(&matches)?;
         Ok((cli, matches))
     });
@@ -112,8 +113,9 @@ fn run_from<E: Args>(
         );
         std::process::exit(130);
     });
-    let outcome =
-        Experiment::start(name, claims, cli.lab, &matches, emulated).and_then(|mut experiment| {
+    let outcome = given(&command, &matches)
+        .and_then(|given| Experiment::start(name, claims, cli.lab, given, emulated))
+        .and_then(|mut experiment| {
             let done = body(&mut experiment, &cli.own);
             experiment.progress.finish();
             done?;
@@ -161,7 +163,7 @@ impl Experiment {
         name: &'static str,
         claims: &'static [&'static str],
         flags: Flags,
-        matches: &ArgMatches,
+        flags_given: BTreeMap<String, Value>,
         emulated: bool,
     ) -> Result<Experiment> {
         let machine = Machine::here();
@@ -177,7 +179,7 @@ impl Experiment {
         let experiment = Experiment {
             name,
             claims,
-            flags_given: given(matches)?,
+            flags_given,
             flags,
             machine,
             machine_name,
@@ -605,25 +607,26 @@ fn base_name(path: &Path) -> String {
 }
 
 /// The flags on the command line, for the record. A path becomes a base name, and a file's hash.
-fn given(matches: &ArgMatches) -> Result<BTreeMap<String, Value>> {
+fn given(command: &Command, matches: &ArgMatches) -> Result<BTreeMap<String, Value>> {
     let mut flags = BTreeMap::new();
-    for id in matches.ids() {
-        let id = id.as_str();
-        if matches.value_source(id) != Some(clap::parser::ValueSource::CommandLine) {
+    for arg in command.get_arguments() {
+        let id = arg.get_id().as_str();
+        if matches.value_source(id) != Some(ValueSource::CommandLine) {
             continue;
         }
-        // Groups, which clap makes of flattened structs, have ids but no values of their own.
-        let Ok(Some(values)) = matches.try_get_raw(id) else {
-            continue;
+        let values = matches.get_raw(id).into_iter().flatten();
+        let value = if arg.get_action().takes_values() {
+            let values: Vec<Value> = values.map(flag_value).collect::<Result<_>>()?;
+            match <[Value; 1]>::try_from(values) {
+                Ok([one]) => one,
+                Err(many) => Value::Array(many),
+            }
+        } else {
+            json!(true)
         };
-        let values: Vec<Value> = values.map(flag_value).collect::<Result<_>>()?;
-        let value = match <[Value; 1]>::try_from(values) {
-            Ok([one]) => one,
-            Err(many) => Value::Array(many),
-        };
-        flags.insert(id.replace('_', "-"), value);
+        let name = arg.get_long().unwrap_or(id);
+        flags.insert(name.to_string(), value);
     }
-    flags.retain(|_, value| *value != json!([]));
     Ok(flags)
 }
 
@@ -702,6 +705,9 @@ mod tests {
         assert_eq!(records[1].params, "rows=4;cols=8;batch=1");
         let meta = Meta::read(&dir.path().join("exp-03-x.json")).unwrap();
         assert_eq!(meta.csv_sha256, files::sha256(&csv));
+        let given: Vec<_> = meta.flags.keys().map(String::as_str).collect();
+        assert_eq!(given, ["out", "quick", "seed"]);
+        assert_eq!(meta.flags["quick"], json!(true));
         assert_eq!(meta.flags["seed"], json!("7"));
         let folder = dir.path().file_name().unwrap().to_str().unwrap();
         assert_eq!(meta.flags["out"], json!(folder), "no folder above it");

@@ -94,7 +94,13 @@ pub fn short(value: f64) -> String {
         return format!("{value:.3e}");
     }
     let decimals = (3.0 - magnitude).max(0.0) as usize;
-    format!("{value:.decimals$}")
+    let (rounded, whole) = (format!("{value:.decimals$}"), format!("{value}"));
+    // 6.4 stays 6.4, not 6.400.
+    if whole.len() < rounded.len() {
+        whole
+    } else {
+        rounded
+    }
 }
 
 /// `[low, high]`, or nothing.
@@ -181,7 +187,7 @@ mod tests {
             (131.4567, "131.5"),
             (0.012345, "0.01235"),
             (12345.6, "12346"),
-            (-2.5, "-2.500"),
+            (-2.5, "-2.5"),
             (1e-9, "1.000e-9"),
         ] {
             assert_eq!(short(value), text);
