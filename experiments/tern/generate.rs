@@ -46,6 +46,10 @@ pub struct Args {
     /// Prints token ids instead of text: a line of the prompt's, a line of those generated.
     #[arg(long)]
     ids: bool,
+    /// Leaves the prompt's last token as it is. Otherwise, where the text breaks off before a line break that the tokenizer would have
+    /// merged with it, and the model expects that break, it is added (never with --ids or --file).
+    #[arg(long)]
+    as_is: bool,
     /// Puts the text into the file's own chat template, as the message of a user.
     #[arg(long)]
     chat: bool,
@@ -120,10 +124,22 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         writeln!(out, "{}", text::join(&prompt))?;
     }
     let start = Instant::now();
-    for tokens in prompt.chunks(BATCH) {
+    let (&last, rest) = prompt.split_last().context("an empty prompt")?;
+    for tokens in rest.chunks(BATCH) {
         if !stopped() {
             session.advance(tokens)?;
         }
+    }
+    if !stopped() {
+        let may_break =
+            !(args.as_is || args.ids || args.chat) && args.text.is_typed() && !rest.is_empty();
+        let next = if may_break {
+            with_line_break(&mut session, &tokenizer, last)?
+        } else {
+            last
+        };
+        session.advance(&[next])?;
+        out.write_all(&tokenizer.bytes(next)[tokenizer.bytes(last).len()..])?;
     }
     let prefilled = session.tokens().len();
     let prefill = start.elapsed().as_secs_f64();
@@ -181,6 +197,20 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     // Nobody reads it where this fails.
     let _ = writeln!(err, "{line}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// The last token of a prompt, or the same with the line break that belongs to it where the model finds that likelier: a shell
+/// takes it from the end of what is typed, and the tokenizer has one token for both.
+fn with_line_break(session: &mut Session, tokenizer: &Tokenizer, last: u32) -> Result<u32> {
+    let logits = session.last_logits()?;
+    let likelier = |best: u32, id: u32| {
+        if logits[id as usize] > logits[best as usize] {
+            id
+        } else {
+            best
+        }
+    };
+    Ok(tokenizer.with_line_breaks(last).fold(last, likelier))
 }
 
 /// Writes tokens as they come, as text or as ids.

@@ -41,9 +41,14 @@ impl Text {
         }
     }
 
+    /// Whether it stood on the command line.
+    pub fn is_typed(&self) -> bool {
+        self.prompt.is_some()
+    }
+
     /// The flag that was given, for error lines.
     pub fn flag(&self) -> &'static str {
-        if self.prompt.is_some() {
+        if self.is_typed() {
             "--prompt"
         } else {
             "--file"

@@ -95,6 +95,25 @@ fn it_writes_python() {
 }
 
 #[test]
+fn a_line_break_that_the_shell_took_is_found_again() {
+    let run = |more: &[&str]| {
+        printed(
+            &[
+                &["generate", "--prompt", "def fibonacci(n):", "--n", "24"],
+                more,
+            ]
+            .concat(),
+        )
+    };
+    let whole = printed(&with(&["--n", "24"]));
+    assert_eq!(run(&[]), format!("\n{whole}"));
+    assert_ne!(run(&["--as-is"]), run(&[]));
+    let ids = run(&["--ids"]);
+    let typed = printed(&["tokenize", "--prompt", "def fibonacci(n):"]);
+    assert_eq!(ids.lines().next(), Some(typed.trim_end()));
+}
+
+#[test]
 fn ids_are_the_same_in_both_packings_with_every_draft() {
     let ids = printed(&with(&["--n", "40", "--ids"]));
     let lines: Vec<&str> = ids.lines().collect();

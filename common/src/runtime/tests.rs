@@ -286,6 +286,19 @@ fn text_survives_tokens() {
 }
 
 #[test]
+fn tokens_with_line_breaks_behind_them_are_found() {
+    let tokenizer = tokenizer();
+    let last = |text: &str| *tokenizer.encode(text).unwrap().last().unwrap();
+    let found = |text: &str| -> Vec<String> {
+        let ids = tokenizer.with_line_breaks(last(text));
+        ids.map(|id| String::from_utf8(tokenizer.bytes(id).to_vec()).unwrap())
+            .collect()
+    };
+    assert_eq!(found("def fibonacci(n):"), ["):\n", "):\n\n"]);
+    assert!(found("    def test_").is_empty() && found("<|im_end|>").is_empty());
+}
+
+#[test]
 fn streamed_text_never_splits_a_character() {
     let tokenizer = tokenizer();
     let text = "é日本語🙂x";

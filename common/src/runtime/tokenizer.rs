@@ -274,6 +274,19 @@ impl Tokenizer {
         ids.extend(tokens.into_iter().filter(|&t| t != GONE));
     }
 
+    /// The tokens that are this one with nothing but line breaks behind it.
+    pub fn with_line_breaks(&self, id: u32) -> impl Iterator<Item = u32> {
+        let breaks = move |token: &[u8]| match token.strip_prefix(self.bytes(id)) {
+            Some(rest) => !rest.is_empty() && rest.iter().all(|b| matches!(b, b'\r' | b'\n')),
+            None => false,
+        };
+        let plain = !self.bytes(id).is_empty() && self.control.get(id as usize) == Some(&false);
+        (0..)
+            .zip(&self.tokens)
+            .filter(move |(_, token)| plain && breaks(token))
+            .map(|(id, _)| id)
+    }
+
     /// The text of tokens; control tokens have none, and bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut stream = Detokenizer::default();
