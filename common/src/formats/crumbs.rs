@@ -8,6 +8,7 @@ use super::check_codes;
 ///
 /// Every two-bit layout here differs from the stock order by this step alone: which four bytes
 /// enter it, and where the result stands.
+#[inline(always)]
 pub const fn transpose(x: u32) -> u32 {
     let t = (x ^ (x >> 6)) & 0x00CC_00CC;
     let x = x ^ t ^ (t << 6);

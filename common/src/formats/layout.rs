@@ -23,7 +23,7 @@
 use anyhow::{Result, ensure};
 use half::f16;
 
-use super::{BlockPtq1_0, Format, Ternary, crumbs, tq2_0, wide_b3};
+use super::{BlockPtq1_0, Format, Ternary, crumbs, repack, tq2_0, wide_b3};
 
 /// Rows in a tile of a wide layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -218,19 +218,82 @@ impl Layout {
         // A tile's codes never end to the right of its stock bytes, so the tiles go in order.
         for t in 0..plan.tiles {
             tile.copy_from_slice(&bytes[t * plan.tile_bytes..][..plan.tile_bytes]);
+            if tiling.strip {
+                let (codes, scales) = plan.strip_tile();
+                let scales = &mut strip[t * scales..][..scales];
+                self.wide_tiles(plan.blocks, &tile, &mut bytes[t * codes..][..codes], scales);
+                continue;
+            }
             for at in plan.blocks_of(t) {
                 let (d, qs) = split_block(source, &tile[at.stock..][..plan.block_bytes]);
-                let scales = if tiling.strip {
-                    &mut strip
-                } else {
-                    &mut *bytes
-                };
-                scales[at.scale..][..2].copy_from_slice(d);
-                plan.put(source, qs, &at, bytes);
+                bytes[at.scale..][..2].copy_from_slice(d);
+                plan.put(qs, &at, bytes);
             }
         }
         bytes[plan.strip_start()..][..strip.len()].copy_from_slice(&strip);
         Ok(())
+    }
+
+    /// Repacks whole tiles from the stock rows in `stock` to their places: `codes`, and `scales` where those stand in a strip (see
+    /// [`Parts`]; both of these tiles alone). What [`Layout::repack_in_place`] does, for rows that are read a few at a time.
+    ///
+    /// # Errors
+    /// As there; stock rows that are no whole tiles; lengths that do not fit together.
+    pub fn repack_tiles(
+        self,
+        cols: usize,
+        stock: &[u8],
+        codes: &mut [u8],
+        scales: &mut [u8],
+    ) -> Result<()> {
+        let row_bytes = self.source().row_bytes(cols)?;
+        let rows = stock.len().checked_div(row_bytes).unwrap_or(0);
+        self.check(stock.len(), rows, cols)?;
+        let name = self.name();
+        let height = self.tile_rows();
+        ensure!(
+            rows.is_multiple_of(height),
+            "{name}: {rows} rows, expected whole tiles of {height}"
+        );
+        let strip = match self.tiling() {
+            Some(Tiling { strip: true, .. }) => rows * (cols / self.source().block_weights()) * 2,
+            _ => 0,
+        };
+        let found = (codes.len(), scales.len());
+        let expected = (stock.len() - strip, strip);
+        ensure!(
+            found == expected,
+            "{name}: places of {found:?} bytes, expected {expected:?}"
+        );
+        if strip == 0 {
+            codes.copy_from_slice(stock);
+            return self.repack_in_place(codes, rows, cols);
+        }
+        self.wide_tiles(cols / self.source().block_weights(), stock, codes, scales);
+        Ok(())
+    }
+
+    /// Bytes of the strip of scales; 0 without one.
+    ///
+    /// # Errors
+    /// A shape that the layout cannot have.
+    pub fn strip_bytes(self, rows: usize, cols: usize) -> Result<usize> {
+        let row_bytes = self.source().row_bytes(cols)?;
+        let tiling = self.tiling().filter(|t| t.strip);
+        Ok(tiling.map_or(0, |t| {
+            Plan::new(self.source(), t, rows, row_bytes).strip_bytes()
+        }))
+    }
+
+    /// The tiles of a layout with a strip.
+    fn wide_tiles(self, blocks: usize, stock: &[u8], codes: &mut [u8], scales: &mut [u8]) {
+        match self {
+            Layout::Wide2 { source, rows } => {
+                repack::wide2(source, rows, blocks, stock, codes, scales)
+            }
+            Layout::WideB3 { rows } => repack::wide_b3(rows, blocks, stock, codes, scales),
+            _ => unreachable!("a layout without a strip"),
+        }
     }
 
     /// The inverse of [`Layout::repack_in_place`].
@@ -384,6 +447,12 @@ impl Plan {
         }
     }
 
+    /// Bytes of a tile's codes and scales where these stand in a strip.
+    fn strip_tile(&self) -> (usize, usize) {
+        let scales = self.blocks * self.tiling.rows * 2;
+        (self.tile_bytes - scales, scales)
+    }
+
     fn strip_bytes(&self) -> usize {
         if self.tiling.strip {
             self.tiles * self.blocks * self.tiling.rows * 2
@@ -429,22 +498,8 @@ impl Plan {
         }
     }
 
-    /// Puts the codes of a stock block in their places.
-    fn put(&self, source: Format, qs: &[u8], at: &At, bytes: &mut [u8]) {
-        if let Some(rows) = self.tiling.base3 {
-            let stock = BlockPtq1_0::of_codes(qs).codes();
-            for (j, byte) in wide_b3::pack(rows, &stock).into_iter().enumerate() {
-                bytes[at.codes + wide_b3::place(rows as usize, at.row, j)] = byte;
-            }
-            return;
-        }
-        let mut ordered = [0; 64];
-        let qs = if source == Format::Tq2_0 {
-            tq2_0::to_order_of_k(qs, &mut ordered);
-            &ordered
-        } else {
-            qs
-        };
+    /// Puts the codes of a stock PQ2_0 block in their places.
+    fn put(&self, qs: &[u8], at: &At, bytes: &mut [u8]) {
         for &(word, first) in &self.words {
             let four = crumbs::gather(qs, self.tiling.stride, first);
             bytes[at.codes + word..][..4].copy_from_slice(&four);

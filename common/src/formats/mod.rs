@@ -16,6 +16,7 @@ mod q2_0;
 mod q4_0;
 mod q8_0;
 mod q8_k;
+mod repack;
 pub mod tl1;
 pub mod tl2;
 mod tq1_0;

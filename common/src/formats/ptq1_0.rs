@@ -23,15 +23,6 @@ pub struct BlockPtq1_0 {
 
 const _: () = assert!(size_of::<BlockPtq1_0>() == 28 && align_of::<BlockPtq1_0>() == 1);
 
-impl BlockPtq1_0 {
-    /// A block of these 26 bytes of codes, its scale 0.
-    pub(super) fn of_codes(bytes: &[u8]) -> Self {
-        let mut block = Self::zeroed();
-        bytemuck::bytes_of_mut(&mut block)[..26].copy_from_slice(bytes);
-        block
-    }
-}
-
 const STAGES: [Stage; 3] = [
     Stage {
         bytes: 16,

@@ -330,6 +330,13 @@ fn base3_repack_keeps_every_code_and_scale() {
             let mut bytes = stock.clone();
             l.repack_in_place(&mut bytes, rows, cols).unwrap();
             assert_eq!(bytes == stock, rows < l.tile_rows(), "{l:?}");
+            let tiled = rows / l.tile_rows() * l.tile_rows() * f.row_bytes(cols).unwrap();
+            let mut parts = vec![0; tiled];
+            let (places, strip) = parts.split_at_mut(tiled - l.strip_bytes(rows, cols).unwrap());
+            l.repack_tiles(cols, &stock[..tiled], places, strip)
+                .unwrap();
+            assert_eq!(parts, bytes[..tiled]);
+            assert!(l.repack_tiles(cols, &stock, &mut [], &mut []).is_err());
             let found = l.unpack(&bytes, rows, cols).unwrap();
             assert_eq!(found.codes, codes);
             let bits: Vec<u16> = scales.iter().map(|d| d.to_bits()).collect();
@@ -377,6 +384,17 @@ proptest! {
         if matches!(l, Layout::Wide2 { .. }) {
             prop_assert_eq!(parts.codes.len(), full * cols / 4);
         }
+        // A few tiles at a time give the same.
+        let strip = l.strip_bytes(rows, cols).unwrap();
+        let (mut codes, mut scales) = (vec![0; tiled - strip], vec![0; strip]);
+        let tiles = full / l.tile_rows();
+        for first in (0..tiles).step_by(2) {
+            let last = tiles.min(first + 2);
+            let of = |bytes: usize| bytes / tiles * first..bytes / tiles * last;
+            let (codes, scales) = (&mut codes[of(tiled - strip)], &mut scales[of(strip)]);
+            l.repack_tiles(cols, &stock[of(tiled)], codes, scales).unwrap();
+        }
+        prop_assert_eq!([&codes[..], &scales, &stock[tiled..]].concat(), bytes.clone());
         l.restore_in_place(&mut bytes, rows, cols).unwrap();
         prop_assert_eq!(bytes, stock);
     }

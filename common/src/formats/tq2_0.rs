@@ -23,6 +23,7 @@ const _: () = assert!(size_of::<BlockTq2_0>() == 66 && align_of::<BlockTq2_0>() 
 const STRIDE: usize = 8;
 
 /// The codes of a TQ2_0 block in the order of k, four a byte.
+#[inline(always)]
 pub(super) fn to_order_of_k(qs: &[u8], ordered: &mut [u8]) {
     for (w, word) in qs.as_chunks().0.iter().enumerate() {
         crumbs::scatter(*word, STRIDE, crumbs::first(STRIDE, w), ordered);

@@ -17,6 +17,7 @@ pub mod pool;
 pub mod sampler;
 pub mod session;
 pub mod shapes;
+mod shared;
 pub mod speculation;
 pub mod stack;
 pub mod state;

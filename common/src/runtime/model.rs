@@ -13,8 +13,9 @@ use super::deltanet::TAPS;
 use super::gguf::{Gguf, Rotation, Tensor};
 use super::hyper::{EMBEDDING, Hyper};
 use super::memory::AlignedBuf;
-use super::pool::Pool;
+use super::pool::{Chunks, Pool};
 use super::session::Size;
+use super::shared::Shared;
 use crate::formats::{Format, Layout};
 use crate::kernels::{Choice, Form, Kernel, MatrixRef};
 
@@ -24,11 +25,11 @@ pub trait Source: Sync {
     fn name(&self) -> &str;
     /// A tensor's shape and format, if it is there.
     fn find(&self, name: &str) -> Option<&Tensor>;
-    /// Reads a tensor, exactly `to.len()` bytes.
+    /// Reads `to.len()` bytes of a tensor, from its byte `at` on.
     ///
     /// # Errors
     /// What the system reports.
-    fn read(&self, tensor: &Tensor, to: &mut [u8]) -> Result<()>;
+    fn read(&self, tensor: &Tensor, at: usize, to: &mut [u8]) -> Result<()>;
 }
 
 /// A GGUF file, whose tensors are read rather than mapped, so that they take memory once.
@@ -57,8 +58,8 @@ impl Source for GgufSource<'_> {
         self.gguf.find_tensor(name)
     }
 
-    fn read(&self, tensor: &Tensor, to: &mut [u8]) -> Result<()> {
-        read_at(&self.file, tensor.offset, to).with_context(|| {
+    fn read(&self, tensor: &Tensor, at: usize, to: &mut [u8]) -> Result<()> {
+        read_at(&self.file, tensor.offset + at as u64, to).with_context(|| {
             format!(
                 "{}: tensor {}: cannot read {} bytes",
                 self.name(),
@@ -98,8 +99,8 @@ impl Source for Gguf {
         self.find_tensor(name)
     }
 
-    fn read(&self, tensor: &Tensor, to: &mut [u8]) -> Result<()> {
-        to.copy_from_slice(self.data(tensor));
+    fn read(&self, tensor: &Tensor, at: usize, to: &mut [u8]) -> Result<()> {
+        to.copy_from_slice(&self.data(tensor)[at..at + to.len()]);
         Ok(())
     }
 }
@@ -264,7 +265,7 @@ impl<'a> Loader<'a> {
             tensor.format
         );
         let mut bytes = vec![0; tensor.format.matrix_bytes(tensor.rows(), tensor.cols())?];
-        self.source.read(tensor, &mut bytes)?;
+        self.source.read(tensor, 0, &mut bytes)?;
         let mut values = vec![0.0; tensor.weights()];
         tensor.format.dequantize(&bytes, &mut values)?;
         Ok(values)
@@ -535,7 +536,7 @@ impl Model {
         check_memory(file, needed.and_then(|n| n.checked_add(end)))?;
         let bytes = match mapped {
             Some(gguf) => Storage::Mapped(Arc::clone(gguf)),
-            None => Storage::Read(read_and_repack(source, jobs, end, pool)?),
+            None => Storage::Read(read_and_repack(source, &jobs, end, pool)?),
         };
         Ok(Model {
             name: file.to_owned(),
@@ -667,39 +668,115 @@ fn check_memory(file: &str, needed: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Reads every tensor to its place and repacks it there, a tensor at a time on each thread.
+/// Stock bytes that are read and repacked at once: what stays in the second-level cache.
+const PIECE: usize = 512 << 10;
+
+/// Some rows of a tensor, to be read by one thread.
+struct Piece<'j> {
+    job: &'j Job<'j>,
+    /// Bytes of the tensor.
+    stock: Range<usize>,
+    /// Places of codes and, of a layout with a strip of them, of scales; `None` for rows that stay stock.
+    tiles: Option<(Range<usize>, Range<usize>)>,
+}
+
+impl<'j> Job<'j> {
+    /// The pieces of a tensor: whole tiles first, then the rows past them.
+    fn pieces(&'j self, all: &mut Vec<Piece<'j>>) -> Result<()> {
+        let (rows, cols, layout) = (self.tensor.rows(), self.tensor.cols(), self.layout);
+        let start = self.at.start;
+        let tile_rows = layout.tile_rows();
+        let row_bytes = layout.source().row_bytes(cols)?;
+        let tile = tile_rows * row_bytes;
+        let tiled = if tile_rows > 1 {
+            rows / tile_rows * tile
+        } else {
+            0
+        };
+        let strip = layout.strip_bytes(rows, cols)?;
+        // Scales of a tile in the strip, and codes.
+        let scales = if tiled > 0 { strip / (tiled / tile) } else { 0 };
+        let codes = tile - scales;
+        for at in (0..tiled).step_by((PIECE / tile).max(1) * tile) {
+            let stock = at..tiled.min(at + (PIECE / tile).max(1) * tile);
+            let (first, last) = (stock.start / tile, stock.end / tile);
+            let strip = start + tiled - strip;
+            let tiles = (
+                start + first * codes..start + last * codes,
+                strip + first * scales..strip + last * scales,
+            );
+            all.push(Piece {
+                job: self,
+                stock,
+                tiles: Some(tiles),
+            });
+        }
+        let end = self.at.len();
+        for at in (tiled..end).step_by(PIECE) {
+            all.push(Piece {
+                job: self,
+                stock: at..end.min(at + PIECE),
+                tiles: None,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Reads every tensor to its place, laid out for its kernel: a piece at a time on each thread, repacked on the way.
 fn read_and_repack(
     source: &dyn Source,
-    jobs: Vec<Job>,
+    jobs: &[Job],
     bytes: usize,
     pool: &Pool,
 ) -> Result<AlignedBuf> {
     let mut buffer =
         AlignedBuf::new(bytes).with_context(|| format!("{}: weights", source.name()))?;
-    let mut parts = Vec::with_capacity(jobs.len());
-    let (mut rest, mut start) = (&mut buffer[..], 0);
+    let mut pieces = vec![];
     for job in jobs {
-        let (_, after) = rest.split_at_mut(job.at.start - start);
-        let (part, after) = after.split_at_mut(job.at.len());
-        (rest, start) = (after, job.at.end);
-        parts.push((job, part));
+        job.pieces(&mut pieces)?;
     }
-    let queue = Mutex::new(parts.into_iter());
+    let largest = pieces
+        .iter()
+        .filter(|p| p.tiles.is_some())
+        .map(|p| p.stock.len())
+        .max()
+        .unwrap_or(0);
+    let mut scratch = vec![0; largest * pool.threads()];
+    let (places, scratch) = (Shared::new(&mut buffer), Shared::new(&mut scratch));
     let failure = Mutex::new(None);
-    // The locks guard plain values, so one that a panic poisoned is still good.
-    let next = || queue.lock().unwrap_or_else(|e| e.into_inner()).next();
-    pool.run(|_| {
-        while let Some((job, part)) = next() {
-            let done = source.read(job.tensor, part).and_then(|()| {
-                job.layout
-                    .repack_in_place(part, job.tensor.rows(), job.tensor.cols())
-            });
-            if let Err(error) = done {
-                *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
-                return;
+    let read = |piece: &Piece, scratch: &mut [u8]| -> Result<()> {
+        let Piece { job, stock, tiles } = piece;
+        let Some((codes, scales)) = tiles else {
+            let place = job.at.start + stock.start..job.at.start + stock.end;
+            // SAFETY: the places of pieces are disjoint.
+            return source.read(job.tensor, stock.start, unsafe { places.part(place) });
+        };
+        let rows = &mut scratch[..stock.len()];
+        source.read(job.tensor, stock.start, rows)?;
+        // SAFETY: as above.
+        let (codes, scales) = unsafe { (places.part(codes.clone()), places.part(scales.clone())) };
+        job.layout
+            .repack_tiles(job.tensor.cols(), rows, codes, scales)
+    };
+    pool.chunks_by(
+        pieces.len(),
+        Chunks {
+            size: 1,
+            multiple: 1,
+        },
+        |worker, range| {
+            // SAFETY: the part of this thread.
+            let scratch = unsafe { scratch.part(worker * largest..(worker + 1) * largest) };
+            for piece in &pieces[range] {
+                if let Err(error) = read(piece, scratch) {
+                    // The lock guards a plain value, so one that a panic poisoned is still good.
+                    *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+                    return;
+                }
             }
-        }
-    });
+        },
+    );
     match failure.into_inner().unwrap_or_else(|e| e.into_inner()) {
         Some(error) => Err(error),
         None => Ok(buffer),

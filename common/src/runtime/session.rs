@@ -17,7 +17,8 @@ use super::hyper::Hyper;
 use super::math::{self, Simd};
 use super::model::{Delta, Full, Linear, Mixer, Model};
 use super::pool::{Chunks, Pool};
-use super::state::{self, HISTORY, Shared, Snapshot, State};
+use super::shared::Shared;
+use super::state::{self, HISTORY, Snapshot, State};
 use crate::kernels::activations::fill;
 use crate::kernels::{self, Activations, Kernel, MatrixRef, Out};
 

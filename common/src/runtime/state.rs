@@ -6,8 +6,6 @@
 //! the head of the next pass over them. So a rollback costs nothing, and a step with speculation reads and writes the states once,
 //! like any other.
 
-use std::ops::Range;
-
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
@@ -273,45 +271,4 @@ fn zeroed(n: usize) -> Result<Vec<f32>> {
         .with_context(|| format!("state: {n} values were refused"))?;
     drop(v);
     Ok(vec![0.0; n])
-}
-
-/// A slice that threads write disjoint parts of.
-#[derive(Clone, Copy)]
-pub(super) struct Shared<'a> {
-    base: *mut f32,
-    len: usize,
-    owner: std::marker::PhantomData<&'a mut [f32]>,
-}
-
-// SAFETY: the parts are handed out by `part` alone, whose contract keeps them disjoint.
-unsafe impl Send for Shared<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Shared<'_> {}
-
-impl<'a> Shared<'a> {
-    pub fn new(slice: &'a mut [f32]) -> Self {
-        Shared {
-            base: slice.as_mut_ptr(),
-            len: slice.len(),
-            owner: std::marker::PhantomData,
-        }
-    }
-
-    /// A part.
-    ///
-    /// # Safety
-    /// As long as the part lives, no other part that overlaps it does.
-    ///
-    /// # Panics
-    /// If the range is outside the slice.
-    #[allow(clippy::mut_from_ref)] // the contract
-    pub unsafe fn part(&self, range: Range<usize>) -> &'a mut [f32] {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "part {range:?} of {}",
-            self.len
-        );
-        // SAFETY: inside the slice, and disjoint from other parts by the caller's contract.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(range.start), range.len()) }
-    }
 }

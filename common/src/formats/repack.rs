@@ -1,0 +1,219 @@
+//! The wide layouts, made a tile at a time as fast as memory gives the stock rows: what loading a model spends its time on.
+//!
+//! The words of all rows of a block are coded side by side in small arrays, in loops that the compiler turns into vectors, and
+//! then change rows for columns. [`super::layout`] describes the result; its block-by-block code is what the tests hold this to.
+
+use super::{Format, TileRows, tq2_0};
+use super::{crumbs, wide_b3};
+
+/// Where a block of a two-bit format has its codes and its scale: (bytes, codes from, scale from).
+const fn parts(format: Format) -> (usize, usize, usize) {
+    match format {
+        Format::Tq2_0 => (66, 0, 64),
+        Format::Q2_0 => (18, 2, 0),
+        _ => (34, 2, 0),
+    }
+}
+
+/// Calls a function compiled for wider vectors where the CPU has them.
+macro_rules! widened {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        pub(super) fn $name($($arg: $ty),*) {
+            #[inline(always)]
+            fn body($($arg: $ty),*) $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2")]
+            fn avx2($($arg: $ty),*) {
+                body($($arg),*);
+            }
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: the CPU has it.
+                return unsafe { avx2($($arg),*) };
+            }
+            body($($arg),*);
+        }
+    )*};
+}
+
+widened! {
+/// Two-bit codes of whole tiles of `rows` rows of `blocks` blocks: stock rows to `codes` and `scales`, all of them of these
+/// tiles alone.
+fn wide2(
+    source: Format,
+    rows: TileRows,
+    blocks: usize,
+    stock: &[u8],
+    codes: &mut [u8],
+    scales: &mut [u8],
+) {
+    match (rows, source) {
+        (TileRows::R8, Format::Q2_0) => wide2_of::<8, 4>(source, blocks, stock, codes, scales),
+        (TileRows::R8, Format::Tq2_0) => wide2_of::<8, 16>(source, blocks, stock, codes, scales),
+        (TileRows::R8, _) => wide2_of::<8, 8>(source, blocks, stock, codes, scales),
+        (TileRows::R16, Format::Q2_0) => wide2_of::<16, 4>(source, blocks, stock, codes, scales),
+        (TileRows::R16, Format::Tq2_0) => wide2_of::<16, 16>(source, blocks, stock, codes, scales),
+        (TileRows::R16, _) => wide2_of::<16, 8>(source, blocks, stock, codes, scales),
+    }
+}
+
+/// Base-3 codes of whole tiles, as [`wide2`].
+fn wide_b3(rows: TileRows, blocks: usize, stock: &[u8], codes: &mut [u8], scales: &mut [u8]) {
+    match rows {
+        TileRows::R8 => wide_b3_of::<8>(encode8, blocks, stock, codes, scales),
+        TileRows::R16 => wide_b3_of::<16>(encode16, blocks, stock, codes, scales),
+    }
+}
+}
+
+#[inline(always)]
+fn wide2_of<const R: usize, const WORDS: usize>(
+    source: Format,
+    blocks: usize,
+    stock: &[u8],
+    codes: &mut [u8],
+    scales: &mut [u8],
+) {
+    let (bytes, codes_at, scale_at) = parts(source);
+    let row_bytes = blocks * bytes;
+    let tiles = stock.chunks_exact(R * row_bytes);
+    let outputs = codes
+        .chunks_exact_mut(blocks * R * WORDS * 4)
+        .zip(scales.chunks_exact_mut(blocks * R * 2));
+    for (tile, (codes, scales)) in tiles.zip(outputs) {
+        let outputs = codes
+            .chunks_exact_mut(R * WORDS * 4)
+            .zip(scales.chunks_exact_mut(R * 2));
+        for (b, (codes, scales)) in outputs.enumerate() {
+            let mut words = [[0u32; WORDS]; R];
+            for (r, words) in words.iter_mut().enumerate() {
+                let block = &tile[r * row_bytes + b * bytes..][..bytes];
+                scales[2 * r..2 * r + 2].copy_from_slice(&block[scale_at..scale_at + 2]);
+                let mut qs = &block[codes_at..codes_at + 4 * WORDS];
+                let mut ordered = [0; 64];
+                if source == Format::Tq2_0 {
+                    tq2_0::to_order_of_k(qs, &mut ordered);
+                    qs = &ordered;
+                }
+                for (word, qs) in words.iter_mut().zip(qs.as_chunks().0) {
+                    *word = crumbs::transpose(u32::from_le_bytes(*qs));
+                }
+            }
+            for (w, column) in codes.chunks_exact_mut(R * 4).enumerate() {
+                for (to, words) in column.as_chunks_mut().0.iter_mut().zip(&words) {
+                    *to = words[w].to_le_bytes();
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of a PTQ1_0 block: 24 of five digits, 2 of four, the scale.
+const BLOCK: usize = 28;
+const FIVES: usize = 24;
+
+/// Four bytes at once of [`wide_b3::encode`] for [`TileRows::R8`]: no byte carries into the next, since the largest is 242.
+#[inline(always)]
+fn encode8(t: [u32; 5]) -> u32 {
+    t[0] + 3 * t[1] + 9 * t[2] + 27 * t[3] + 81 * t[4]
+}
+
+/// The same for [`TileRows::R16`].
+#[inline(always)]
+fn encode16(t: [u32; 5]) -> u32 {
+    let r = t[0] + 3 * t[1] + 9 * t[2] + 27 * t[3];
+    // r is at most 80: bit 6 says whether it is 64 or more.
+    let high = (r >> 6 & 0x0101_0101) * 0xff;
+    let below = 64 * t[4] + r;
+    // Only of those: below 64 it would carry into the next byte.
+    let above = 0xc0c0_c0c0 + 3 * (r & high & 0x1f1f_1f1f) + t[4];
+    (below & !high) | (above & high)
+}
+
+#[inline(always)]
+fn wide_b3_of<const R: usize>(
+    encode: impl Fn([u32; 5]) -> u32,
+    blocks: usize,
+    stock: &[u8],
+    codes: &mut [u8],
+    scales: &mut [u8],
+) {
+    let row_bytes = blocks * BLOCK;
+    let tiles = stock.chunks_exact(R * row_bytes);
+    let outputs = codes
+        .chunks_exact_mut(blocks * R * wide_b3::BYTES)
+        .zip(scales.chunks_exact_mut(blocks * R * 2));
+    for (tile, (codes, scales)) in tiles.zip(outputs) {
+        let outputs = codes
+            .chunks_exact_mut(R * wide_b3::BYTES)
+            .zip(scales.chunks_exact_mut(R * 2));
+        for (b, (codes, scales)) in outputs.enumerate() {
+            // Words of four bytes, [word][row]: four of the stage of 16 bytes, two of that of 8; then the bytes of four digits.
+            let mut v = [[0u32; R]; FIVES / 4];
+            let mut last = [[0u8; R]; 2];
+            for r in 0..R {
+                let block = &tile[r * row_bytes + b * BLOCK..][..BLOCK];
+                for (v, four) in v.iter_mut().zip(block.as_chunks().0) {
+                    v[r] = u32::from_le_bytes(*four);
+                }
+                (last[0][r], last[1][r]) = (block[FIVES], block[FIVES + 1]);
+                scales[2 * r..2 * r + 2].copy_from_slice(&block[FIVES + 2..]);
+            }
+            // Fours of weights in order of k: digit n of word j is four 4n + j of the first stage, 20 + 2n + j - 4 of the second.
+            let mut fours = [[0u32; R]; 5 * (FIVES / 4)];
+            let mut ends = [[[0u8; R]; 2]; 5];
+            for (n, ends) in ends.iter_mut().enumerate() {
+                for (j, v) in v.iter_mut().enumerate() {
+                    let four = if j < 4 { 4 * n + j } else { 16 + 2 * n + j };
+                    digit(
+                        bytemuck::cast_slice_mut(v),
+                        bytemuck::cast_slice_mut(&mut fours[four]),
+                    );
+                }
+                digit(last.as_flattened_mut(), ends.as_flattened_mut());
+            }
+            let (words, tail) = codes.split_at_mut(R * FIVES);
+            for (column, five) in words.chunks_exact_mut(R * 4).zip(fours.as_chunks::<5>().0) {
+                for (r, to) in column.as_chunks_mut().0.iter_mut().enumerate() {
+                    *to = encode([five[0][r], five[1][r], five[2][r], five[3][r], five[4][r]])
+                        .to_le_bytes();
+                }
+            }
+            for (r, to) in tail.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                for (h, to) in to.iter_mut().enumerate() {
+                    let t = |n: usize| ends[n][h][r];
+                    *to = t(0) | t(2) << 2 | t(1) << 4 | t(3) << 6;
+                }
+            }
+        }
+    }
+}
+
+/// The most significant base-3 digit of each byte; v -> 3v mod 256 brings up the next.
+#[inline(always)]
+fn digit(v: &mut [u8], digits: &mut [u8]) {
+    for (v, digit) in v.iter_mut().zip(digits) {
+        *digit = u8::from(*v >= 86) + u8::from(*v >= 171);
+        *v = v.wrapping_add(*v).wrapping_add(*v);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_bytes_at_once_are_four_bytes() {
+        let five = |n: u32| [n % 3, n / 3 % 3, n / 9 % 3, n / 27 % 3, n / 81];
+        for n in 0..243u32 {
+            // Neighbours that differ, so that a carry would show.
+            let bytes = [n, (n + 81) % 243, (n * 7) % 243, 242 - n].map(five);
+            let t = std::array::from_fn(|s| u32::from_le_bytes(bytes.map(|t| t[s] as u8)));
+            for (rows, found) in [(TileRows::R8, encode8(t)), (TileRows::R16, encode16(t))] {
+                let wanted = bytes.map(|t| wide_b3::encode(rows, t.map(|t| t as u8)));
+                assert_eq!(found.to_le_bytes(), wanted, "{rows:?} {n}");
+            }
+        }
+    }
+}
