@@ -356,7 +356,7 @@ impl Activations {
     /// Takes codes, `[token][padded cols]`, and scales, `[token][padded cols / block]`, as they are.
     ///
     /// # Errors
-    /// If the lengths do not fit the shape, or the form has no codes.
+    /// If the lengths do not fit the shape, the form has no codes, or a code is -128.
     pub fn set_codes(&mut self, codes: &[i8], scales: &[f32]) -> Result<()> {
         let block = self.form.block();
         let padded = self.cols.next_multiple_of(block);
@@ -370,6 +370,11 @@ impl Activations {
             codes.len(),
             scales.len(),
             self.capacity
+        );
+        // Kernels negate codes within 8 bits, and bound their sums by 127.
+        ensure!(
+            !codes.contains(&i8::MIN),
+            "activations: code -128, expected -127 to 127"
         );
         self.tokens = tokens;
         let parts = codes

@@ -223,6 +223,102 @@ fn activations_are_what_q8_k_quantizes() {
     }
 }
 
+/// Blocks of any bits, so codes of -128 too, and scales that are not NaN.
+#[test]
+fn q8_0_and_q4_0_give_the_bits_of_their_own_order_of_scales() {
+    let rng = &mut StdRng::seed_from_u64(5);
+    for format in [Format::Q8_0, Format::Q4_0] {
+        for cols in (1..=20).map(|blocks| 32 * blocks).chain([1024, 1056]) {
+            for tokens in [1, 2, 3, 17] {
+                let rows = rng.random_range(1..6);
+                let mut bytes = vec![0; format.matrix_bytes(rows, cols).unwrap()];
+                rng.fill(&mut bytes[..]);
+                let size = format.block_bytes();
+                let scales = random_scales(rng, bytes.len() / size);
+                for (block, d) in bytes.chunks_mut(size).zip(scales) {
+                    block[..2].copy_from_slice(&d.to_le_bytes());
+                }
+                if cols == 64 {
+                    bytes.iter_mut().for_each(|b| *b = 0x80);
+                }
+                let x: Vec<f32> = (0..cols * tokens)
+                    .map(|_| rng.random_range(-3.0f32..3.0).powi(3))
+                    .collect();
+                let x = Activations::of(Form::Q8_0, cols, &x).unwrap();
+                let expected = multiply(reference_of(format), &bytes, rows, &x);
+                for kernel in fast(format) {
+                    assert_eq!(
+                        bits(&multiply(kernel, &bytes, rows, &x)),
+                        bits(&expected),
+                        "{} {rows}x{cols}, {tokens} tokens",
+                        kernel.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Weights that end at an unreadable page and start at any byte: nothing is read past them, whatever the build, and no address
+/// is taken to be aligned. Results end at such a page too.
+#[cfg(unix)]
+#[test]
+fn nothing_is_read_past_the_weights() {
+    use crate::test_support::GuardedBuf;
+    let rng = &mut StdRng::seed_from_u64(6);
+    let quantized = [Format::Q8_0, Format::Q4_0];
+    for format in TERNARY.into_iter().chain(quantized) {
+        for cols in [128, 384, 512, 640]
+            .into_iter()
+            .filter(|c| c % format.block_weights() == 0)
+        {
+            for (case, rows) in [1, 4, 7, 8, 19, 35].into_iter().enumerate() {
+                let mut bytes = vec![0; format.matrix_bytes(rows, cols).unwrap()];
+                if format.is_ternary() {
+                    let codes: Vec<u8> = (0..rows * cols)
+                        .map(|_| rng.random_range(0..codes_of(format)))
+                        .collect();
+                    let scales = random_scales(rng, rows * cols / format.block_weights());
+                    bytes = stock(format, &codes, &scales, rows, cols);
+                } else {
+                    bytes.fill(0x3c);
+                }
+                for tokens in [1, 3, 17] {
+                    let x: Vec<f32> = (0..cols * tokens)
+                        .map(|_| rng.random_range(-1.0..1.0))
+                        .collect();
+                    let form = reference_of(format).form;
+                    let x = Activations::of(form, cols, &x).unwrap();
+                    let expected = bits(&multiply(reference_of(format), &bytes, rows, &x));
+                    for slack in [0, 1, 2, 3, 17, 32, 63]
+                        .into_iter()
+                        .skip(case % 2)
+                        .step_by(2)
+                    {
+                        for kernel in available().filter(|k| k.layout.source() == format) {
+                            let mut guarded = GuardedBuf::copy_of(&bytes, slack);
+                            kernel
+                                .layout
+                                .repack_in_place(&mut guarded, rows, cols)
+                                .unwrap();
+                            let w = MatrixRef::new(kernel.layout, rows, cols, &guarded).unwrap();
+                            let mut out = GuardedBuf::new(4 * rows * tokens, 0);
+                            let out: &mut [f32] = bytemuck::cast_slice_mut(&mut out);
+                            kernel.multiply(&w, &x, out).unwrap();
+                            assert_eq!(
+                                bits(out),
+                                expected,
+                                "{} {rows}x{cols}, {tokens} tokens, {slack} bytes before the page",
+                                kernel.name()
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn float_kernels_agree_on_every_bit() {
     let rng = &mut StdRng::seed_from_u64(4);

@@ -13,7 +13,7 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use super::quads::{self, Quads};
-use super::{instances, prefetch};
+use super::{FAR, NEAR, instances, prefetch};
 use crate::kernels::{Group, Isa, Kernel, Layout, MatrixRef, Out, TILE};
 
 /// Rows of a tile.
@@ -27,9 +27,6 @@ const BLOCK: usize = 136;
 
 /// Where the codes of a block start.
 const CODES: usize = 8;
-
-/// How far ahead of the dot products decode asks for codes, in bytes.
-const AHEAD: usize = 4096;
 
 /// Groups that share one unpacking of the weights.
 const PASS: usize = 4;
@@ -115,11 +112,11 @@ unsafe fn add_block<V: Quads>(
     }
 }
 
-/// Asks for a block's lines some blocks ahead.
+/// Asks for the lines of a block `far` and `near` bytes ahead.
 #[inline(always)]
-fn prefetch_block(block: *const u8) {
+fn prefetch_block(block: *const u8, far: usize, near: usize) {
     for line in [0, 64, 128] {
-        prefetch(block.wrapping_add(AHEAD + line));
+        prefetch(block.wrapping_add(line), far, near);
     }
 }
 
@@ -141,7 +138,7 @@ impl Tiles for Slot16 {
                 let mut acc = _mm_setzero_ps();
                 let (mut block, mut y) = (tile_of(w, tile), x.row(0).as_ptr());
                 for b in 0..w.cols / WEIGHTS {
-                    prefetch_block(block);
+                    prefetch_block(block, FAR, NEAR);
                     let mut slots = [V::slots(); H];
                     for run in 0..2 {
                         let y = from_fn(|s| V::broadcast_16(y.add(64 * run + 16 * s)));
@@ -201,7 +198,13 @@ impl RowPair {
             let mut acc = [_mm_setzero_ps(); N];
             let mut blocks: [*const u8; N] = from_fn(|n| tile_of(w, tile + n));
             let mut y = x.row(0).as_ptr();
+            let tile_bytes = w.cols / WEIGHTS * BLOCK;
             for b in 0..w.cols / WEIGHTS {
+                // What comes after these tiles is the next N.
+                let jump = |ahead: usize| match b * BLOCK + ahead < tile_bytes {
+                    true => ahead,
+                    false => ahead + (N - 1) * tile_bytes,
+                };
                 let mut slots = [[V::slots(); 2]; N];
                 for part in 0..H {
                     let y = V::pair_activations(y, part);
@@ -213,7 +216,7 @@ impl RowPair {
                     }
                 }
                 for n in 0..N {
-                    prefetch_block(blocks[n]);
+                    prefetch_block(blocks[n], jump(FAR), jump(NEAR));
                     let [a, b_] = slots[n].map(|s| V::slots_sum(s));
                     let sums = V::pair_sums(a, b_);
                     acc[n] =

@@ -6,12 +6,9 @@
 use std::ops::Range;
 
 use super::bytes::{self, Bytes};
-use super::{instances, prefetch};
+use super::{FAR, NEAR, instances, prefetch};
 use crate::formats::Format;
 use crate::kernels::{Group, Isa, Kernel, Layout, MatrixRef, Out, TILE};
-
-/// How far ahead of the dot products a row asks for its codes, in bytes.
-const AHEAD: usize = 2048;
 
 /// Blocks whose sums are reduced together.
 const BATCH: usize = 8;
@@ -147,7 +144,7 @@ unsafe fn dot_row<V: Bytes, B: Block>(
     unsafe {
         while b + BATCH <= blocks {
             for line in (0..BATCH * B::BYTES).step_by(64) {
-                prefetch(codes.wrapping_add(b * B::BYTES + AHEAD + line));
+                prefetch(codes.wrapping_add(b * B::BYTES + line), FAR, NEAR);
             }
             acc = batch::<V, B>(operands, b, acc);
             b += BATCH;

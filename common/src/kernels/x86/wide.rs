@@ -11,12 +11,8 @@ use std::ops::Range;
 use half::f16;
 
 use super::lanes::Lanes;
+use super::{FAR, NEAR, prefetch};
 use crate::kernels::{Group, MatrixRef, Out, TILE};
-
-/// How far ahead of the dot products decode asks for codes, in bytes: into the second-level cache, which has room for many
-/// requests to memory at once, then into the first. Measured from DRAM against one distance and against streaming hints.
-const FAR: usize = 8192;
-const NEAR: usize = 1024;
 
 /// Tokens whose slots stay masked; above, shifting a slot down once is cheaper than an accumulator a slot.
 const MASKED: usize = 4;
@@ -182,7 +178,7 @@ unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
             let mut acc = [V::zero_f(); T];
             for b in 0..w.cols / C::GROUP {
                 for line in (0..C::BYTES).step_by(64) {
-                    prefetch(codes.wrapping_add(line));
+                    prefetch(codes.wrapping_add(line), FAR, NEAR);
                 }
                 prefetch_scales(d.cast());
                 let mut sums = [C::start(*offsets.add(b * T)); T];
@@ -320,20 +316,10 @@ unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
     }
 }
 
-#[inline(always)]
-fn prefetch(p: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-    // SAFETY: a prefetch never faults, whatever the address.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(FAR).cast());
-        _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(NEAR).cast());
-    }
-}
-
 /// Scales are a stream of their own, a sixteenth as wide.
 #[inline(always)]
 fn prefetch_scales(p: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: as above.
+    // SAFETY: a prefetch never faults, whatever the address.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(FAR / 16).cast()) }
 }
