@@ -12,6 +12,7 @@ mod inspect;
 mod lab_check;
 mod new_experiment;
 mod perplexity;
+mod synthetic;
 mod text;
 mod tokenize;
 mod verify;
@@ -38,6 +39,7 @@ enum Command {
     Tokenize(tokenize::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
+    Synthetic(synthetic::Args),
     Compare(compare::Args),
     Claims(claims::Args),
     Cite(cite::Args),
@@ -55,6 +57,7 @@ fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
         Command::Tokenize(args) => tokenize::run(&args, out),
         Command::Inspect(args) => inspect::run(&args, out),
         Command::Convert(args) => convert::run(&args, out),
+        Command::Synthetic(args) => synthetic::run(&args, out),
         Command::Compare(args) => compare::run(&args, out),
         Command::Claims(args) => claims::run(&args, out),
         Command::Cite(args) => cite::run(&args, out),

@@ -13,9 +13,13 @@ use common::runtime::nano;
 use common::runtime::pool::{self, Pool};
 use common::runtime::session::Size;
 use common::runtime::tokenizer::Tokenizer;
+use shared::weights::{Spec, Weights};
 
 /// Tokens of a prefill batch.
 pub const BATCH: usize = 64;
+
+/// Of the weights of synthetic models.
+const SEED: u64 = 1;
 
 /// The most context that is taken without asking.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -75,6 +79,9 @@ pub struct Engine {
     /// GGUF file [default: the small model that is built in]
     #[arg(long, value_name = "FILE.gguf")]
     pub model: Option<PathBuf>,
+    /// Random weights of that shape instead: 27b, 8b, 1b, or as in 27b/ptq1_0
+    #[arg(long, value_name = "SHAPE[/FORMAT]", conflicts_with = "model")]
+    synthetic: Option<Spec>,
     /// Threads [default: what affinity and quota allow]
     #[arg(long)]
     threads: Option<usize>,
@@ -93,7 +100,10 @@ impl Engine {
 
     /// The file alone, without its tensors.
     pub fn gguf(&self) -> Result<Arc<Gguf>> {
-        gguf(self.model.as_deref()).map(Arc::new)
+        match self.synthetic {
+            Some(spec) => Ok(Arc::clone(spec.make(SEED)?.gguf())),
+            None => gguf(self.model.as_deref()).map(Arc::new),
+        }
     }
 
     /// Loads the model for a session of this size, and says on standard error which kernels run it.
@@ -107,6 +117,9 @@ impl Engine {
             size: Some(size),
         };
         let model = match &self.model {
+            None if let Some(spec) = self.synthetic => {
+                Weights::Random(spec.make(SEED)?).load(&options, pool)?
+            }
             Some(_) if self.mmap => Model::mapped(gguf, &options, pool)?,
             Some(path) => Model::load(gguf, &GgufSource::open(gguf, path)?, &options, pool)?,
             None => Model::load(gguf, &**gguf, &options, pool)?,

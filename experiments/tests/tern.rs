@@ -34,6 +34,11 @@ fn flags() {
     assert_refused(&tern(&["inspect", "x", "--ctx", "many"]), "--ctx");
     assert_refused(&tern(&["convert", "a", "b", "--to", "q9"]), "q9");
     assert_refused(&tern(&["convert", "a", "b"]), "--to");
+    assert_refused(&tern(&["synthetic", "70b", "x"]), "70b");
+    assert_refused(
+        &tern(&["generate", "--prompt", "x", "--synthetic", "1b/q8_0"]),
+        "1b/q8_0",
+    );
     assert_refused(&tern(&["inspect", "no\nsuch"]), "no\\nsuch");
     let help = tern(&["--help"]);
     assert!(help.status.success() && String::from_utf8(help.stdout).unwrap().contains("inspect"));

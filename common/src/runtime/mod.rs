@@ -14,6 +14,7 @@ pub mod model;
 pub mod nano;
 pub mod perplexity;
 pub mod pool;
+pub mod products;
 pub mod sampler;
 pub mod session;
 pub mod shapes;
@@ -21,6 +22,7 @@ mod shared;
 pub mod speculation;
 pub mod stack;
 pub mod state;
+pub mod synthetic;
 pub mod tokenizer;
 
 #[cfg(test)]

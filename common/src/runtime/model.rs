@@ -445,6 +445,11 @@ impl Model {
     /// # Errors
     /// As [`Model::open`], or another layout.
     pub fn mapped(gguf: &Arc<Gguf>, options: &Options, pool: &Pool) -> Result<Self> {
+        ensure!(
+            gguf.has_data(),
+            "{}: a header without tensors, expected a mapped file",
+            gguf.file()
+        );
         let hyper = Hyper::from_gguf(gguf)?;
         Self::assemble(
             hyper,
@@ -581,6 +586,26 @@ impl Model {
             Storage::Read(bytes) => Some(bytes),
             Storage::Mapped(_) => None,
         }
+    }
+
+    /// The matrices that a token streams, in order, the head last; those of a group take the same input.
+    pub fn products(&self) -> Vec<Vec<(&'static Kernel, MatrixRef<'_>)>> {
+        let mut groups: Vec<Vec<&Linear>> = vec![];
+        for layer in &self.layers {
+            match &layer.mixer {
+                Mixer::Full(m) => groups.extend([vec![&m.q, &m.k, &m.v], vec![&m.output]]),
+                Mixer::Delta(m) => {
+                    groups.extend([vec![&m.qkv, &m.gate, &m.alpha, &m.beta], vec![&m.output]]);
+                }
+            }
+            groups.extend([vec![&layer.gate, &layer.up], vec![&layer.down]]);
+        }
+        groups.push(vec![&self.head]);
+        let product = |linear: &&Linear| (linear.kernel, self.matrix(linear));
+        groups
+            .iter()
+            .map(|g| g.iter().map(product).collect())
+            .collect()
     }
 
     /// Whether weights are stored as ternary codes of the rotated kind without saying so: run as stored, after a warning.

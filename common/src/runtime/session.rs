@@ -17,10 +17,11 @@ use super::hyper::Hyper;
 use super::math::{self, Simd};
 use super::model::{Delta, Full, Linear, Mixer, Model};
 use super::pool::{Chunks, Pool};
+use super::products::{Job, Schedule};
 use super::shared::Shared;
 use super::state::{self, HISTORY, Snapshot, State};
 use crate::kernels::activations::fill;
-use crate::kernels::{self, Activations, Kernel, MatrixRef, Out};
+use crate::kernels::{self, Activations};
 
 /// Tokens that a delta-rule head takes at once, so that they stay in the second cache.
 const CHUNK: usize = 32;
@@ -30,12 +31,6 @@ pub const MAX_PROPOSALS: usize = CHUNK;
 
 /// Tokens whose logits are computed at once.
 pub const LOGITS: usize = 16;
-
-/// Rows that a thread takes at once; a multiple of the rows of every tile.
-const ROWS: usize = 64;
-
-/// The unit in which rows of several matrices are counted together.
-const UNIT: usize = 16;
 
 /// What the time of a pass goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +44,12 @@ pub enum Kind {
     Delta,
     Attention,
     Elementwise,
+    Barrier,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Embedding,
         Kind::Norm,
         Kind::Hadamard,
@@ -62,6 +58,7 @@ impl Kind {
         Kind::Delta,
         Kind::Attention,
         Kind::Elementwise,
+        Kind::Barrier,
     ];
 
     /// A name for tables.
@@ -75,11 +72,12 @@ impl Kind {
             Kind::Delta => "state update",
             Kind::Attention => "attention",
             Kind::Elementwise => "elementwise",
+            Kind::Barrier => "barriers",
         }
     }
 }
 
-/// Seconds on the calling thread by [`Kind`], barriers included.
+/// Seconds on the calling thread by [`Kind`]; its waits for the other threads at the end of a job count as barriers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Profile([f64; Kind::ALL.len()]);
 
@@ -246,7 +244,11 @@ impl<'a> Session<'a> {
     }
 
     /// Starts to count where time goes, or stops; returns what was counted.
+    ///
+    /// # Panics
+    /// If the pool is at work elsewhere.
     pub fn profile(&mut self, on: bool) -> Profile {
+        self.pool.time_barriers(on);
         std::mem::replace(&mut self.profile, on.then(Profile::default)).unwrap_or_default()
     }
 
@@ -425,10 +427,14 @@ impl<'a> Session<'a> {
         if self.profile.is_none() {
             return f(self);
         }
-        let start = Instant::now();
+        let waited = |s: &Self| s.pool.barrier_time().caller_ns;
+        let (before, start) = (waited(self), Instant::now());
         let result = f(self);
+        let (all, barrier) = (start.elapsed().as_secs_f64(), waited(self) - before);
         if let Some(profile) = &mut self.profile {
-            profile.0[kind as usize] += start.elapsed().as_secs_f64();
+            let barrier = barrier as f64 / 1e9;
+            profile.0[kind as usize] += all - barrier;
+            profile.0[Kind::Barrier as usize] += barrier;
         }
         result
     }
@@ -439,15 +445,12 @@ impl<'a> Session<'a> {
         self.work.tokens = 0;
         self.stage(Kind::Embedding, |s| s.embed(tokens))?;
         let position = self.state.tokens.len();
-        for (t, angles) in self
-            .work
-            .angles
-            .chunks_exact_mut(h.rope_dims)
-            .take(n)
-            .enumerate()
-        {
-            attention::rope_angles(&model.frequencies, position + t, angles);
-        }
+        self.stage(Kind::Attention, |s| {
+            let angles = s.work.angles.chunks_exact_mut(h.rope_dims);
+            for (t, angles) in angles.take(n).enumerate() {
+                attention::rope_angles(&model.frequencies, position + t, angles);
+            }
+        });
         let (mut full_index, mut delta_index) = (0, 0);
         for layer in &model.layers {
             self.norm(&layer.attn_norm, n);
@@ -574,44 +577,14 @@ impl<'a> Session<'a> {
     /// Multiplies matrices by their activations, all in one job.
     fn multiply(&mut self, parts: &[(&Linear, Buffer)], n: usize) -> Result<()> {
         self.stage(Kind::Matmul, |s| {
-            let (model, pool, work) = (s.model, s.pool, &mut s.work);
-            let mut jobs: [Option<Part>; 4] = [const { None }; 4];
-            let mut units = 0;
-            let mut buffers = work.outputs();
-            for (job, (linear, buffer)) in jobs.iter_mut().zip(parts) {
+            let mut job = Job::default();
+            let mut buffers = s.work.outputs();
+            for (linear, buffer) in parts {
                 let out = buffers.take(*buffer, n * linear.rows());
-                *job = Some(Part {
-                    first: units,
-                    kernel: linear.kernel,
-                    matrix: model.matrix(linear),
-                    activations: &buffers.activations[linear.input],
-                    out: Out::new(out, n, linear.rows())?,
-                });
-                units += linear.rows().div_ceil(UNIT);
+                let x = &buffers.activations[linear.input];
+                job.add(linear.kernel, s.model.matrix(linear), x, out)?;
             }
-            let chunks = Chunks {
-                size: ROWS / UNIT,
-                multiple: 1,
-            };
-            pool.chunks_by(units, chunks, |_, range| {
-                for part in jobs.iter().flatten() {
-                    let rows = part.matrix.rows();
-                    let of = |unit: usize| (unit.saturating_sub(part.first) * UNIT).min(rows);
-                    let range = of(range.start)..of(range.end);
-                    if !range.is_empty() {
-                        // SAFETY: ranges of units are disjoint, and so are their rows.
-                        unsafe {
-                            part.kernel.multiply_rows(
-                                &part.matrix,
-                                part.activations,
-                                range,
-                                part.out,
-                            )
-                        }
-                        .expect("shapes and layouts that were checked when the model was loaded");
-                    }
-                }
-            });
+            job.run(s.pool, Schedule::Guided);
             Ok(())
         })
     }
@@ -895,16 +868,6 @@ impl<'a> Session<'a> {
             );
         });
     }
-}
-
-/// A matrix in a job of several.
-struct Part<'a> {
-    /// Its first unit of rows.
-    first: usize,
-    kernel: &'static Kernel,
-    matrix: MatrixRef<'a>,
-    activations: &'a Activations,
-    out: Out<'a>,
 }
 
 /// Names of the buffers that matrices read from and write to.

@@ -46,7 +46,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 /// GPT-2's printable character of a byte: itself where printable, else the next of U+0100 on.
-fn printable(byte: u8) -> char {
+pub(super) fn printable(byte: u8) -> char {
     let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if plain(byte) {
         char::from(byte)

@@ -21,6 +21,7 @@ pub struct Gguf {
     file: String,
     source: Source,
     header: Header,
+    file_bytes: u64,
 }
 
 enum Source {
@@ -107,12 +108,29 @@ impl Gguf {
     }
 
     fn new(file: String, source: Source) -> Result<Self> {
-        let header = Header::parse(&file, source.bytes())?;
+        let file_bytes = source.bytes().len() as u64;
+        let header = Header::parse(&file, source.bytes(), file_bytes)?;
         Ok(Self {
             file,
             source,
             header,
+            file_bytes,
         })
+    }
+
+    /// The header of a file of `file_bytes` bytes, without its tensor data.
+    pub(super) fn of_header(file: &str, header: Vec<u8>, file_bytes: u64) -> Result<Self> {
+        Ok(Self {
+            file: file.to_owned(),
+            header: Header::parse(file, &header, file_bytes)?,
+            source: Source::Memory(header),
+            file_bytes,
+        })
+    }
+
+    /// Whether the tensors' data is there: not if only the header was made, by [`Writer::describe`](super::Writer::describe).
+    pub fn has_data(&self) -> bool {
+        self.file_bytes == self.source.bytes().len() as u64
     }
 
     /// The file's name, as error lines have it.
@@ -122,7 +140,7 @@ impl Gguf {
 
     /// Length of the whole file, in bytes.
     pub fn file_bytes(&self) -> u64 {
-        self.source.bytes().len() as u64
+        self.file_bytes
     }
 
     /// The version the file declares, 2 or 3 (they differ only in v3's big-endian form).
@@ -209,14 +227,14 @@ impl Gguf {
     /// The data of a tensor of this file.
     ///
     /// # Panics
-    /// If the tensor is of another, longer file.
+    /// If the tensor is of another, longer file, or the file is a header alone.
     pub fn data(&self, tensor: &Tensor) -> &[u8] {
         // Both fit usize: they were held against the length of the bytes.
         let start = tensor.offset as usize;
         &self.source.bytes()[start..start + tensor.bytes as usize]
     }
 
-    /// The whole file.
+    /// The whole file, or its header where that is all there is.
     pub fn bytes(&self) -> &[u8] {
         self.source.bytes()
     }
@@ -281,7 +299,7 @@ struct Header {
 }
 
 impl Header {
-    fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
+    fn parse(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
         let mut cursor = Cursor { file, bytes, at: 0 };
         let magic = cursor.array::<4>(&"the magic")?;
         ensure!(
@@ -318,7 +336,7 @@ impl Header {
             .map(|i| cursor.tensor(i))
             .collect::<Result<Vec<RawTensor>>>()?;
         header.tensors_by_name = by_name(file, "tensor", raw.len(), |i| &raw[i].name)?;
-        header.place(file, bytes, cursor.at as u64, raw)?;
+        header.place(file, bytes, cursor.at as u64, file_bytes, raw)?;
         Ok(header)
     }
 
@@ -358,9 +376,15 @@ impl Header {
     }
 
     /// Understands type ids, and checks that every tensor lies inside the file, on its own.
-    fn place(&mut self, file: &str, bytes: &[u8], end: u64, raw: Vec<RawTensor>) -> Result<()> {
+    fn place(
+        &mut self,
+        file: &str,
+        bytes: &[u8],
+        end: u64,
+        file_end: u64,
+        raw: Vec<RawTensor>,
+    ) -> Result<()> {
         let alignment = self.alignment;
-        let file_end = bytes.len() as u64;
         let start = align_up(end, alignment)
             .with_context(|| format!("{file}: the header ends beyond any file"))?;
         let data_bytes = file_end.saturating_sub(start);

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::value::{Kind, Scalar, Value};
 use super::{
-    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_ARRAY, MAX_DIMS, MAX_KEY_NAME,
-    MAX_KEYS, MAX_TENSOR_NAME, MAX_TENSORS, Shown, VERSION, align_up,
+    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Gguf, MAGIC, MAX_ALIGNMENT, MAX_ARRAY, MAX_DIMS,
+    MAX_KEY_NAME, MAX_KEYS, MAX_TENSOR_NAME, MAX_TENSORS, Shown, VERSION, align_up,
 };
 use crate::formats::Format;
 
@@ -246,6 +246,23 @@ impl Writer {
             pad(out, written, alignment)?;
         }
         Ok(())
+    }
+
+    /// The file that [`Writer::write`] would write, without the data of its tensors; `file` is its name in error lines.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`].
+    pub fn describe(&self, file: &str) -> Result<Gguf> {
+        let alignment = self.alignment.unwrap_or(DEFAULT_ALIGNMENT);
+        let header = self.header(alignment)?;
+        let mut end = Some(header.len() as u64);
+        for bytes in [0].into_iter().chain(self.tensors.iter().map(|t| t.bytes)) {
+            end = end
+                .and_then(|end| end.checked_add(bytes))
+                .and_then(|end| align_up(end, alignment));
+        }
+        let end = end.with_context(|| format!("{file}: the file overflows"))?;
+        Gguf::of_header(file, header, end)
     }
 
     fn header(&self, alignment: u64) -> Result<Vec<u8>> {
