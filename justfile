@@ -39,6 +39,14 @@ exp-06 *flags:
 exp-07 *flags:
     {{experiment}} exp-07-perplexity-greedy -- "$@"
 
+# A whole model, prompt to reply, against the replay of its products and the wall
+exp-08 *flags:
+    {{experiment}} exp-08-end-to-end -- "$@"
+
+# Threads in the timed loop, preempted threads, mapped files
+exp-09 *flags:
+    {{experiment}} exp-09-threads-and-pages -- "$@"
+
 # Every layout and instruction set against its roofline
 exp-15 *flags:
     {{experiment}} exp-15-roofline -- "$@"
@@ -69,7 +77,7 @@ all *flags:
     set -u
     cargo build --release -p experiments || exit
     worst=0
-    for n in 01 02 03 04 05 06 07 15; do
+    for n in 01 02 03 04 05 06 07 08 09 15; do
         just "exp-$n" "$@"
         code=$?
         [ "$code" -eq 130 ] && exit 130
@@ -96,6 +104,10 @@ verify *folders:
 # What a GGUF file holds
 inspect *file:
     {{tern}} inspect "$@"
+
+# A file of random weights in the shape of a 27b, 8b or 1b
+synthetic *flags:
+    {{tern}} synthetic "$@"
 
 # Text from a model
 generate *flags:

@@ -1,3 +1,5 @@
 //! What several experiments need of `common` together: it joins lab, which knows no kernels, with kernels that know no lab.
 
 pub mod decode;
+pub mod replay;
+pub mod weights;
