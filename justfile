@@ -47,6 +47,10 @@ exp-08 *flags:
 exp-09 *flags:
     {{experiment}} exp-09-threads-and-pages -- "$@"
 
+# Five trits a byte: how dense, whether lossless, how fast to unpack
+exp-12 *flags:
+    {{experiment}} exp-12-trit-packing -- "$@"
+
 # Every layout and instruction set against its roofline
 exp-15 *flags:
     {{experiment}} exp-15-roofline -- "$@"
@@ -77,7 +81,7 @@ all *flags:
     set -u
     cargo build --release -p experiments || exit
     worst=0
-    for n in 01 02 03 04 05 06 07 08 09 15; do
+    for n in 01 02 03 04 05 06 07 08 09 12 15; do
         just "exp-$n" "$@"
         code=$?
         [ "$code" -eq 130 ] && exit 130
