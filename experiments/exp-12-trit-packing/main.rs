@@ -61,6 +61,9 @@ fn blocks(exp: &mut Experiment) -> Result<()> {
     exp.verdict("P01", holds, reason, &key)
 }
 
+/// A fraction as an integer, by one rounding or another.
+type Round = fn(u32, u32) -> u32;
+
 /// A way to put base-3 digits in a byte: how many, and the power of three that the byte is a fraction of.
 struct Packing {
     name: &'static str,
@@ -94,7 +97,7 @@ impl Packing {
     }
 
     /// The numbers that do not come back from the bytes that `round` makes of q * 256 / 3^n.
-    fn lost(&self, round: fn(u32, u32) -> u32) -> Vec<u32> {
+    fn lost(&self, round: Round) -> Vec<u32> {
         let values = 3u32.pow(self.digits);
         let comes_back = |q: u32| {
             let byte = round(q * (self.of / values) * 256, self.of);
@@ -106,7 +109,7 @@ impl Packing {
 
 /// P02: every value of every packing, there and back, rounded up, down and to the nearest.
 fn lossless(exp: &mut Experiment) -> Result<()> {
-    let rounds: [(&str, fn(u32, u32) -> u32); 3] = [
+    let rounds: [(&str, Round); 3] = [
         ("ceiling", |a, b| a.div_ceil(b)),
         ("floor", |a, b| a / b),
         ("nearest", |a, b| (a + b / 2) / b),

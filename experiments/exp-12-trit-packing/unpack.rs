@@ -10,6 +10,8 @@ use common::kernels::Isa;
 pub const BLOCK: usize = 64;
 /// The trits of a block: `[digit][byte]`, the most significant first.
 pub type Trits = [[u8; BLOCK]; 5];
+/// Unpacks each block into that of the same number; needs its instruction set.
+type Run = unsafe fn(&[[u8; BLOCK]], &mut [Trits]);
 
 /// What the bytes hold.
 #[derive(Clone, Copy)]
@@ -30,7 +32,7 @@ pub struct Variant {
     pub code: &'static str,
     /// What it unpacks.
     pub stored: Stored,
-    run: unsafe fn(&[[u8; BLOCK]], &mut [Trits]),
+    run: Run,
 }
 
 impl Variant {
@@ -44,23 +46,22 @@ impl Variant {
 /// Every way that runs on this CPU.
 pub fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
-    let mut add =
-        |isa: Isa, code, methods: &[(&'static str, unsafe fn(&[[u8; BLOCK]], &mut [Trits]))]| {
-            for &(method, run) in methods.iter().filter(|_| isa.available()) {
-                let stored = if method.starts_with("divide") {
-                    Stored::Number
-                } else {
-                    Stored::Fraction
-                };
-                all.push(Variant {
-                    method,
-                    isa,
-                    code,
-                    stored,
-                    run,
-                });
-            }
-        };
+    let mut add = |isa: Isa, code, methods: &[(&'static str, Run)]| {
+        for &(method, run) in methods.iter().filter(|_| isa.available()) {
+            let stored = if method.starts_with("divide") {
+                Stored::Number
+            } else {
+                Stored::Fraction
+            };
+            all.push(Variant {
+                method,
+                isa,
+                code,
+                stored,
+                run,
+            });
+        }
+    };
     add(
         Isa::Scalar,
         "byte",
@@ -238,7 +239,6 @@ macro_rules! compiled {
             unsafe fn thresholds(b: &[[u8; BLOCK]], out: &mut [Trits]) {
                 each::<false>(b, out, |b| super::thresholds(b))
             }
-            type Run = unsafe fn(&[[u8; BLOCK]], &mut [Trits]);
             pub const METHODS: [(&str, Run); 3] =
                 [("divide-by-3", divide), ("multiply", multiply), ("thresholds", thresholds)];
         }
@@ -404,10 +404,13 @@ mod x86 {
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
     pub unsafe fn table_avx512(bytes: &[[u8; BLOCK]], out: &mut [Trits]) {
-        // SAFETY: 64 bytes at each of four multiples of 64 below 256.
-        let [slots, last] = SLOTS.each_ref().map(|t| {
-            [0, 64, 128, 192].map(|at| unsafe { _mm512_loadu_si512(t[at..].as_ptr().cast()) })
-        });
+        let load = |table: &[u8; 256], at: usize| {
+            // SAFETY: the slice is 64 bytes.
+            unsafe { _mm512_loadu_si512(table[at..at + 64].as_ptr().cast()) }
+        };
+        let [slots, last] = SLOTS
+            .each_ref()
+            .map(|t| [0, 64, 128, 192].map(|at| load(t, at)));
         let mask = _mm512_set1_epi8(3);
         for (bytes, out) in bytes.iter().zip(out) {
             // SAFETY: blocks and rows of trits are 64 bytes.
@@ -496,10 +499,13 @@ mod arm {
     }
 
     pub unsafe fn table(bytes: &[[u8; BLOCK]], out: &mut [Trits]) {
-        // SAFETY: 64 bytes at each of four multiples of 64 below 256.
+        let load = |table: &[u8; 256], at: usize| {
+            // SAFETY: the slice is 64 bytes.
+            unsafe { vld1q_u8_x4(table[at..at + 64].as_ptr()) }
+        };
         let [slots, last] = SLOTS
             .each_ref()
-            .map(|t| [0, 64, 128, 192].map(|at| unsafe { vld1q_u8_x4(t[at..].as_ptr()) }));
+            .map(|t| [0, 64, 128, 192].map(|at| load(t, at)));
         for (bytes, out) in bytes.iter().zip(out) {
             for at in (0..BLOCK).step_by(16) {
                 // SAFETY: 16 bytes at a multiple of 16 below 64.
