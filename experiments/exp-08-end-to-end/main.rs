@@ -198,15 +198,6 @@ fn measure(exp: &mut Experiment, pool: &Pool, case: &Case, layout: &str) -> Resu
     let prefill = per_second(BATCH as f64, passes.iter().map(|s| s.total));
     let of_batch = || row("prefill").claim("L22").param("batch", BATCH);
     exp.row(of_batch().metric(Metric::TokensPerS, prefill))?;
-    let matmul = passes.iter().map(|s| 100.0 * s.matmul() / s.total);
-    let share = Stat::of(&matmul.collect::<Vec<_>>());
-    exp.row(
-        row("prefill")
-            .param("batch", BATCH)
-            .param("part", "matmul")
-            .metric(Metric::Share, share),
-    )?;
-
     exp.progress(format!(
         "{} {}: decode of {DECODE}, {variant}",
         case.name, case.format
@@ -233,20 +224,7 @@ fn measure(exp: &mut Experiment, pool: &Pool, case: &Case, layout: &str) -> Resu
             "{} {}: prefill of 512, {variant}",
             case.name, case.format
         ));
-        let passes = bench.prefill(8 * BATCH)?;
-        let rate = per_second(BATCH as f64, passes.iter().map(|s| s.total));
-        exp.row(
-            row("prefill")
-                .param("batch", 8 * BATCH)
-                .metric(Metric::TokensPerS, rate),
-        )?;
-        let weights = Replay::new(&model, 1)?.weights() as f64;
-        let macs = rate.scaled(weights / 1e9);
-        exp.row(
-            row("prefill")
-                .param("batch", 8 * BATCH)
-                .metric(Metric::MacPerS, macs),
-        )?;
+        prompt_of_512(exp, &|phase| row(phase), &model, &mut bench, pool)?;
     }
     Ok(Measured {
         kernel,
@@ -257,7 +235,41 @@ fn measure(exp: &mut Experiment, pool: &Pool, case: &Case, layout: &str) -> Resu
     })
 }
 
-/// Milliseconds of a token by part, and how much of the total they add up to.
+/// A long prompt in passes of [`BATCH`], where a pass's time goes, and what its products take alone.
+fn prompt_of_512(
+    exp: &mut Experiment,
+    row: &dyn Fn(&str) -> Row,
+    model: &Model,
+    bench: &mut Bench,
+    pool: &Pool,
+) -> Result<()> {
+    let passes = bench.prefill(8 * BATCH)?;
+    let row = |phase| row(phase).param("batch", 8 * BATCH);
+    let seconds: Vec<f64> = passes.iter().map(|s| s.total).collect();
+    let rate = per_second(BATCH as f64, seconds.iter().copied());
+    exp.row(row("prefill").metric(Metric::TokensPerS, rate))?;
+    breakdown(exp, &|| row("prefill"), &passes)?;
+    let mut replay = Replay::new(model, BATCH, exp.flags().seed)?;
+    let macs = replay.weights() as f64 / 1e9;
+    exp.row(row("prefill").metric(Metric::MacPerS, rate.scaled(macs)))?;
+    let mut alone = vec![];
+    for _ in 0..3 {
+        let start = Instant::now();
+        replay.run(pool, WAYS[3])?;
+        alone.push(start.elapsed().as_secs_f64());
+    }
+    let rate = per_second(BATCH as f64, alone.iter().copied());
+    exp.row(row("replay").metric(Metric::MacPerS, rate.scaled(macs)))?;
+    let products = Stat::of(&alone).median;
+    let shares: Vec<f64> = seconds.iter().map(|s| 100.0 * products / s).collect();
+    let share = row("prefill")
+        .baseline("fused-guided")
+        .metric(Metric::Share, Stat::of(&shares));
+    exp.row(share)?;
+    Ok(())
+}
+
+/// Milliseconds of a token or a pass by part, and how much of the total they add up to.
 fn breakdown(exp: &mut Experiment, row: &dyn Fn() -> Row, tokens: &[Spent]) -> Result<()> {
     let parts = tokens.iter().map(|t| t.parts().collect::<Vec<_>>());
     let parts: Vec<_> = parts.collect();
@@ -334,7 +346,7 @@ fn race(
     bench: &mut Bench,
     pool: &Pool,
 ) -> Result<()> {
-    let mut replay = Replay::new(model, exp.flags().seed)?;
+    let mut replay = Replay::new(model, 1, exp.flags().seed)?;
     let mut results = vec![];
     for way in WAYS {
         replay.run(pool, way)?;

@@ -162,7 +162,7 @@ fn preempted(exp: &mut Experiment) -> Result<()> {
         n: if exp.quick() { 2 } else { 8 },
         session: RefCell::new(Session::new(&model, &pool, size)?),
         crowd: RefCell::new(Session::new(&model, &crowd, size)?),
-        replay: RefCell::new(Replay::new(&model, exp.flags().seed)?),
+        replay: RefCell::new(Replay::new(&model, 1, exp.flags().seed)?),
         pool: &pool,
         can_raise: busy::raise(&pool).and(busy::restore(&pool)).err(),
         name,

@@ -1,4 +1,4 @@
-//! One token's products outside the runtime: the matrices where the model has them, activations that are always the same.
+//! The products of a pass outside the runtime: the matrices where the model has them, activations that are always the same.
 
 use anyhow::{Context, Result};
 use common::kernels::{Activations, Kernel, MatrixRef};
@@ -18,8 +18,9 @@ pub const WAYS: [Way; 4] = [
     ("fused-guided", Schedule::Guided, true),
 ];
 
-/// The ternary products of a token.
+/// The ternary products of a pass.
 pub struct Replay<'a> {
+    tokens: usize,
     groups: Vec<Vec<(&'static Kernel, MatrixRef<'a>)>>,
     inputs: Vec<Activations>,
     /// Of the first, second and third product of a group.
@@ -27,12 +28,15 @@ pub struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    /// Those of a model.
+    /// Those of a model and a token, the head among them, or of a batch of a prompt, without it.
     ///
     /// # Errors
     /// As [`stack::random_activations`].
-    pub fn new(model: &'a Model, seed: u64) -> Result<Self> {
+    pub fn new(model: &'a Model, tokens: usize, seed: u64) -> Result<Self> {
         let mut groups = model.products();
+        if tokens > 1 {
+            groups.pop();
+        }
         for group in &mut groups {
             group.retain(|(kernel, _)| kernel.layout().source().is_ternary());
         }
@@ -41,22 +45,23 @@ impl<'a> Replay<'a> {
         for group in &groups {
             for (i, (kernel, matrix)) in group.iter().enumerate() {
                 outs.resize(outs.len().max(i + 1), vec![]);
-                let rows = matrix.rows().max(outs[i].len());
-                outs[i].resize(rows, 0.0);
+                let values = (tokens * matrix.rows()).max(outs[i].len());
+                outs[i].resize(values, 0.0);
                 if input(&inputs, kernel, matrix).is_none() {
-                    let x = stack::random_activations(kernel.form(), matrix.cols(), 1, seed)?;
+                    let x = stack::random_activations(kernel.form(), matrix.cols(), tokens, seed)?;
                     inputs.push(x);
                 }
             }
         }
         Ok(Replay {
+            tokens,
             groups,
             inputs,
             outs,
         })
     }
 
-    /// Products of a token.
+    /// Their number.
     pub fn products(&self) -> usize {
         self.groups.iter().map(Vec::len).sum()
     }
@@ -82,7 +87,7 @@ impl<'a> Replay<'a> {
             let mut job = Job::default();
             for ((kernel, matrix), out) in group.iter().zip(&mut self.outs) {
                 let x = input(&self.inputs, kernel, matrix).context("an input for each product")?;
-                job.add(kernel, *matrix, x, &mut out[..matrix.rows()])?;
+                job.add(kernel, *matrix, x, &mut out[..self.tokens * matrix.rows()])?;
                 if !fused {
                     std::mem::take(&mut job).run(pool, schedule);
                 }
