@@ -142,8 +142,8 @@ fn body(exp: &mut Experiment) -> Result<()> {
     for file in &files {
         let format = weights_of(&Gguf::open(file)?);
         for kernel in kernels::named(format) {
-            // The scalar references are slow and held to each other by the tests of the kernels: with --quick, the stock one.
-            if exp.quick() && kernel.isa() == Isa::Scalar && kernel.layout().tile_rows() > 1 {
+            // The scalar references are slow, and held to the stock one by the tests of the kernels.
+            if kernel.isa() == Isa::Scalar && kernel.layout().tile_rows() > 1 {
                 continue;
             }
             for threads in exp.thread_counts() {

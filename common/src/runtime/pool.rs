@@ -1,10 +1,11 @@
 //! A persistent pool of threads: one job at a time, one barrier a job, nothing allocated.
 //!
 //! Between jobs a worker spins for a moment, then sleeps; the caller is worker 0 and waits in the same way. [`Pool::run`]
-//! makes every worker take part. [`Pool::chunks`] hands out chunks from one counter, and when they are gone the
-//! caller *closes* the job: a worker that did not come in time, because its core was busy or it was still waking up, is not
-//! waited for. A preempted worker so costs the chunk it holds and no more, and cores of different speed (P and E cores, or
-//! one with a busy neighbour) share the work by the speed they show, with nothing to configure.
+//! makes every worker take part. [`Pool::chunks`] gives each thread an equal share of the chunks, next to each other, so that it reads
+//! memory in one stream and finds in its caches what it had there in the last call; a thread that is done takes chunks from
+//! the end of another's share. When all are gone the caller *closes* the job: a worker that did not come in time, because its core was busy
+//! or it was still waking up, is not waited for. A preempted worker so costs the chunk it holds and no more, and cores of
+//! different speed (P and E cores, or one with a busy neighbour) share the work by the speed they show, with nothing to configure.
 //!
 //! The protocol is one 64-bit word, the gate. Whatever two sides must agree on ("the job is open" and "I sleep",
 //! "I was the last" and "the caller sleeps") are parts of that word, changed by read-modify-write, so that one
@@ -19,13 +20,13 @@ use anyhow::{Context, Result, ensure};
 
 #[cfg(loom)]
 use loom::{
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*},
     sync::{Arc, Condvar, Mutex},
     thread,
 };
 #[cfg(not(loom))]
 use std::{
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*},
     sync::{Arc, Condvar, Mutex},
     thread,
 };
@@ -98,9 +99,43 @@ struct Job<'a> {
 #[repr(align(128))]
 struct Line<T>(T);
 
+/// Chunks that are left to a thread: the first in the low half, the end in the high half.
+struct Share(AtomicU64);
+
+impl Share {
+    /// Ordered by the gate.
+    fn set(&self, chunks: Range<u32>) {
+        let packed = u64::from(chunks.end) << 32 | u64::from(chunks.start);
+        self.0.store(packed, Relaxed);
+    }
+
+    /// The first chunk for its owner, the last for anyone else.
+    fn take(&self, owner: bool) -> Option<u32> {
+        let mut share = self.0.load(Relaxed);
+        loop {
+            let (start, end) = (share as u32, (share >> 32) as u32);
+            if start >= end {
+                return None;
+            }
+            let (taken, left) = if owner {
+                (start, share + 1)
+            } else {
+                (end - 1, share - (1 << 32))
+            };
+            // Nothing but the share itself is passed on here: Relaxed.
+            match self.0.compare_exchange_weak(share, left, Relaxed, Relaxed) {
+                Ok(_) => return Some(taken),
+                Err(now) => share = now,
+            }
+        }
+    }
+}
+
 struct Shared {
     gate: Line<AtomicU64>,
     job: AtomicPtr<Job<'static>>,
+    /// The chunks that are left to each thread.
+    shares: Box<[Line<Share>]>,
     workers: Bed,
     caller: Bed,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -305,6 +340,9 @@ impl Pool {
         let shared = Arc::new(Shared {
             gate: Line(AtomicU64::new(0)),
             job: AtomicPtr::new(std::ptr::null_mut()),
+            shares: (0..threads)
+                .map(|_| Line(Share(AtomicU64::new(0))))
+                .collect(),
             workers: Bed::new(),
             caller: Bed::new(),
             panic: Mutex::new(None),
@@ -347,14 +385,14 @@ impl Pool {
     /// If a call panics, with its payload, after all others returned. If the pool is at work already: a job may not
     /// start another on its own pool, and two threads may not share one at the same time.
     pub fn run(&self, body: impl Fn(usize) + Sync) {
-        self.broadcast(true, &body);
+        self.exclusive(|| self.broadcast(true, &body));
     }
 
-    /// Calls `body` on disjoint ranges that together are `0..items`: `chunk` items each, taken from one counter by whichever
-    /// thread is free; equal parts, one a thread, if that makes fewer than four chunks a thread.
+    /// Calls `body` on disjoint ranges that together are `0..items`: `chunk` items each, an equal share of them for each thread and
+    /// what is left of a share for whichever thread is free; equal parts, one a thread, if that makes fewer than four chunks a thread.
     ///
     /// # Panics
-    /// As [`Pool::run`]; ranges that no thread reached before may be left out then.
+    /// As [`Pool::run`]; ranges that no thread reached before may be left out then. If there are 2^32 chunks or more.
     pub fn chunks(&self, items: usize, chunk: usize, body: impl Fn(Range<usize>) + Sync) {
         let chunks = Chunks {
             size: chunk,
@@ -370,23 +408,28 @@ impl Pool {
     /// As [`Pool::chunks`].
     pub fn chunks_by(&self, items: usize, by: Chunks, body: impl Fn(usize, Range<usize>) + Sync) {
         let part = by.part(items, self.threads());
-        let parts = items.div_ceil(part);
-        let next = Line(AtomicUsize::new(0));
+        let parts = u32::try_from(items.div_ceil(part)).expect("fewer than 2^32 chunks");
+        let shares = &self.shared.shares;
         let all = |worker: usize| {
-            loop {
-                let i = next.0.fetch_add(1, Relaxed);
-                if i >= parts {
-                    break;
+            for turn in 0..shares.len() {
+                let share = &shares[(worker + turn) % shares.len()].0;
+                while let Some(i) = share.take(turn == 0) {
+                    let start = i as usize * part;
+                    body(worker, start..items.min(start.saturating_add(part)));
                 }
-                let start = i * part;
-                body(worker, start..items.min(start.saturating_add(part)));
             }
         };
-        if parts == 1 {
-            self.exclusive(|| all(0));
-        } else if parts > 1 {
-            self.broadcast(false, &all);
-        }
+        self.exclusive(|| {
+            for (worker, share) in shares.iter().enumerate() {
+                let chunks = slice(parts as usize, 1, worker, shares.len());
+                share.0.set(chunks.start as u32..chunks.end as u32);
+            }
+            match parts {
+                0 => {}
+                1 => all(0),
+                _ => self.broadcast(false, &all),
+            }
+        });
     }
 
     /// As [`Pool::chunks_by`] with one fixed slice for each thread, the same in every call: equal parts in multiples of
@@ -444,41 +487,40 @@ impl Pool {
         result.unwrap_or_else(|payload| resume_unwind(payload))
     }
 
-    /// Runs `body` on this thread and on the workers: all of them, or those that come before this thread is done.
+    /// Runs `body` on this thread and on the workers: all of them, or those that come before this thread is done. Called by the only
+    /// job of the pool.
     fn broadcast(&self, all: bool, body: &(dyn Fn(usize) + Sync)) {
-        self.exclusive(|| {
-            if self.workers.is_empty() {
-                return body(0);
-            }
-            let shared = &*self.shared;
-            let job = Job { body };
-            // The lifetime is forgotten here; SAFETY in `Shared::work` says why that is sound.
-            let job = (&raw const job).cast_mut().cast::<Job<'static>>();
-            shared.job.store(job, Relaxed); // ordered by the gate
-            shared.open(if all { self.workers.len() as u64 } else { 0 });
-            // From here to the end of `wait` nothing may unwind.
-            let mine = catch_unwind(AssertUnwindSafe(|| body(0)));
-            let timed = shared.timed.load(Relaxed);
-            let done = if timed { shared.times.0.now() } else { 0 };
-            if all {
-                shared.wait();
-                shared.gate.0.fetch_and(!(OPEN | ALL), AcqRel);
-            } else {
-                shared.gate.0.fetch_and(!OPEN, AcqRel);
-                shared.wait();
-            }
-            if timed {
-                shared.times.0.end_of_job(done);
-            }
-            let theirs = shared
-                .panic
-                .lock()
-                .unwrap_or_else(|e| e.into_inner())
-                .take();
-            if let Some(payload) = mine.err().or(theirs) {
-                resume_unwind(payload);
-            }
-        });
+        if self.workers.is_empty() {
+            return body(0);
+        }
+        let shared = &*self.shared;
+        let job = Job { body };
+        // The lifetime is forgotten here; SAFETY in `Shared::work` says why that is sound.
+        let job = (&raw const job).cast_mut().cast::<Job<'static>>();
+        shared.job.store(job, Relaxed); // ordered by the gate
+        shared.open(if all { self.workers.len() as u64 } else { 0 });
+        // From here to the end of `wait` nothing may unwind.
+        let mine = catch_unwind(AssertUnwindSafe(|| body(0)));
+        let timed = shared.timed.load(Relaxed);
+        let done = if timed { shared.times.0.now() } else { 0 };
+        if all {
+            shared.wait();
+            shared.gate.0.fetch_and(!(OPEN | ALL), AcqRel);
+        } else {
+            shared.gate.0.fetch_and(!OPEN, AcqRel);
+            shared.wait();
+        }
+        if timed {
+            shared.times.0.end_of_job(done);
+        }
+        let theirs = shared
+            .panic
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .take();
+        if let Some(payload) = mine.err().or(theirs) {
+            resume_unwind(payload);
+        }
     }
 }
 
