@@ -408,10 +408,10 @@ fn race(
             keys.push((faster, exp.row(row.metric(Metric::Speedup, faster))?));
         }
     }
-    let best = times.speedup("decode", "fused-guided").scaled(100.0);
+    let best = times.speedup("decode", "fused-dynamic").scaled(100.0);
     exp.row(
         row("decode")
-            .baseline(format!("fused-guided {isa}"))
+            .baseline(format!("fused-dynamic {isa}"))
             .metric(Metric::Share, best),
     )?;
 

@@ -15,7 +15,7 @@ pub const WAYS: [Way; 4] = [
     ("dynamic", Schedule::Dynamic, false),
     ("static", Schedule::Static, false),
     ("fused", Schedule::Static, true),
-    ("fused-guided", Schedule::Guided, true),
+    ("fused-dynamic", Schedule::Dynamic, true),
 ];
 
 /// The ternary products of a pass.

@@ -9,16 +9,17 @@
 //! * `stride`: in each run of 16*stride weights of a row, byte m holds weights m, m+4*stride,
 //!   m+8*stride, m+12*stride in slots 0 to 3; a run takes 4*stride bytes;
 //! * `interleave`: that many rows take turns, a run each;
-//! * `strip`: whether the scales of all tiles follow the codes of all tiles,
-//!   `d[tile][block][row]`, or lead each block of their own tile, `d[row]`.
+//! * `unit`: the scales of a block, `d[row]`, lead its codes; or in each unit of that many blocks the codes of all come first, then
+//!   the scales of all, so that both stay aligned and a tile is one stream.
 //!
-//! | layout | rows a tile | interleave | stride | strip |
+//! | layout | rows a tile | interleave | stride | unit |
 //! |---|---|---|---|---|
-//! | slot16 | 4 | 4 | 4 | no |
-//! | row-pair | 4 | 2 | 2 | no |
-//! | wide-row | 8 or 16 | all | 1 | yes |
+//! | slot16 | 4 | 4 | 4 | none |
+//! | row-pair | 4 | 2 | 2 | none |
+//! | wide-row | 8 or 16 | all | 1 | 2 |
 //!
-//! The base-3 wide-row layout shares tiles, strip and tail; [`wide_b3`] has its codes.
+//! 256 columns of 16 rows in PQ2_0 so are 16 cache lines of codes and one of scales. The base-3 wide-row layout shares tiles and tail
+//! and has units of one block, 7 lines; [`wide_b3`] has its codes.
 
 use anyhow::{Result, ensure};
 use half::f16;
@@ -63,9 +64,32 @@ struct Tiling {
     rows: usize,
     interleave: usize,
     stride: usize,
-    strip: bool,
+    unit: Option<usize>,
     /// Base-3 codes, placed and coded by [`wide_b3`] instead.
     base3: Option<TileRows>,
+}
+
+/// Blocks of a wide two-bit tile whose codes, then scales, stand together.
+pub const UNIT: usize = 2;
+
+/// Where block `b` of the `blocks` of a wide tile has its codes and its scales, in bytes from the start of the tile, where a block takes
+/// `codes` and `scales` bytes of the tile, and `unit` of them stand together; fewer at the end.
+#[inline(always)]
+pub const fn wide_block(
+    unit: usize,
+    blocks: usize,
+    (codes, scales): (usize, usize),
+    b: usize,
+) -> (usize, usize) {
+    let first = b - b % unit;
+    let left = blocks - first;
+    let together = if left < unit { left } else { unit };
+    let start = first * (codes + scales);
+    let within = b - first;
+    (
+        start + within * codes,
+        start + together * codes + within * scales,
+    )
 }
 
 /// A matrix split into what its kernels take.
@@ -73,10 +97,8 @@ struct Tiling {
 pub struct Parts<'a> {
     /// Full tiles.
     pub tiles: usize,
-    /// The tiles; without their scales where those stand in a strip.
+    /// The tiles: codes and scales.
     pub codes: &'a [u8],
-    /// The strip of scales, `d[tile][block][row]`, two bytes each; empty without one.
-    pub scales: &'a [u8],
     /// Stock rows past the last full tile (all rows of a stock layout).
     pub tail: &'a [u8],
 }
@@ -132,11 +154,12 @@ impl Layout {
 
     const fn tiling(self) -> Option<Tiling> {
         let rows = self.tile_rows();
-        let (interleave, stride, strip) = match self {
+        let (interleave, stride, unit) = match self {
             Layout::Stock(_) => return None,
-            Layout::Slot16 => (4, 4, false),
-            Layout::RowPair => (2, 2, false),
-            Layout::Wide2 { .. } | Layout::WideB3 { .. } => (rows, 1, true),
+            Layout::Slot16 => (4, 4, None),
+            Layout::RowPair => (2, 2, None),
+            Layout::Wide2 { .. } => (rows, 1, Some(UNIT)),
+            Layout::WideB3 { .. } => (rows, 1, Some(wide_b3::UNIT)),
         };
         let base3 = match self {
             Layout::WideB3 { rows } => Some(rows),
@@ -146,7 +169,7 @@ impl Layout {
             rows,
             interleave,
             stride,
-            strip,
+            unit,
             base3,
         })
     }
@@ -174,7 +197,7 @@ impl Layout {
         source.row_bytes(cols)
     }
 
-    /// The tiles, the scales and the tail of a matrix in this layout.
+    /// The tiles and the tail of a matrix in this layout.
     ///
     /// # Errors
     /// A length that does not fit the shape.
@@ -184,25 +207,15 @@ impl Layout {
             return Ok(Parts {
                 tiles: 0,
                 codes: &[],
-                scales: &[],
                 tail: bytes,
             });
         };
         let tiles = rows / tiling.rows;
-        let (tiled, tail) = bytes.split_at(tiles * tiling.rows * row_bytes);
-        let scales = tiles * tiling.rows * (cols / self.source().block_weights()) * 2;
-        let strip = if tiling.strip { scales } else { 0 };
-        let (codes, scales) = tiled.split_at(tiled.len() - strip);
-        Ok(Parts {
-            tiles,
-            codes,
-            scales,
-            tail,
-        })
+        let (codes, tail) = bytes.split_at(tiles * tiling.rows * row_bytes);
+        Ok(Parts { tiles, codes, tail })
     }
 
-    /// Turns stock bytes into this layout, in place. Takes a tile of temporary memory, and where
-    /// the scales stand in a strip, the strip.
+    /// Turns stock bytes into this layout, in place. Takes a tile of temporary memory.
     ///
     /// # Errors
     /// A length that does not fit the shape, a source that is not two-bit.
@@ -214,14 +227,11 @@ impl Layout {
         let source = self.source();
         let plan = Plan::new(source, tiling, rows, row_bytes);
         let mut tile = vec![0; plan.tile_bytes];
-        let mut strip = vec![0; plan.strip_bytes()];
-        // A tile's codes never end to the right of its stock bytes, so the tiles go in order.
         for t in 0..plan.tiles {
-            tile.copy_from_slice(&bytes[t * plan.tile_bytes..][..plan.tile_bytes]);
-            if tiling.strip {
-                let (codes, scales) = plan.strip_tile();
-                let scales = &mut strip[t * scales..][..scales];
-                self.wide_tiles(plan.blocks, &tile, &mut bytes[t * codes..][..codes], scales);
+            let place = t * plan.tile_bytes..(t + 1) * plan.tile_bytes;
+            tile.copy_from_slice(&bytes[place.clone()]);
+            if tiling.unit.is_some() {
+                self.wide_tiles(plan.blocks, &tile, &mut bytes[place]);
                 continue;
             }
             for at in plan.blocks_of(t) {
@@ -230,22 +240,15 @@ impl Layout {
                 plan.put(qs, &at, bytes);
             }
         }
-        bytes[plan.strip_start()..][..strip.len()].copy_from_slice(&strip);
         Ok(())
     }
 
-    /// Repacks whole tiles from the stock rows in `stock` to their places: `codes`, and `scales` where those stand in a strip (see
-    /// [`Parts`]; both of these tiles alone). What [`Layout::repack_in_place`] does, for rows that are read a few at a time.
+    /// Repacks whole tiles from the stock rows in `stock` to `tiles`, as many bytes. What [`Layout::repack_in_place`] does, for rows
+    /// that are read a few at a time.
     ///
     /// # Errors
-    /// As there; stock rows that are no whole tiles; lengths that do not fit together.
-    pub fn repack_tiles(
-        self,
-        cols: usize,
-        stock: &[u8],
-        codes: &mut [u8],
-        scales: &mut [u8],
-    ) -> Result<()> {
+    /// As there; stock rows that are no whole tiles; lengths that differ.
+    pub fn repack_tiles(self, cols: usize, stock: &[u8], tiles: &mut [u8]) -> Result<()> {
         let row_bytes = self.source().row_bytes(cols)?;
         let rows = stock.len().checked_div(row_bytes).unwrap_or(0);
         self.check(stock.len(), rows, cols)?;
@@ -255,44 +258,26 @@ impl Layout {
             rows.is_multiple_of(height),
             "{name}: {rows} rows, expected whole tiles of {height}"
         );
-        let strip = match self.tiling() {
-            Some(Tiling { strip: true, .. }) => rows * (cols / self.source().block_weights()) * 2,
-            _ => 0,
-        };
-        let found = (codes.len(), scales.len());
-        let expected = (stock.len() - strip, strip);
         ensure!(
-            found == expected,
-            "{name}: places of {found:?} bytes, expected {expected:?}"
+            tiles.len() == stock.len(),
+            "{name}: a place of {} bytes, expected {}",
+            tiles.len(),
+            stock.len()
         );
-        if strip == 0 {
-            codes.copy_from_slice(stock);
-            return self.repack_in_place(codes, rows, cols);
+        if self.tiling().is_some_and(|t| t.unit.is_some()) {
+            self.wide_tiles(cols / self.source().block_weights(), stock, tiles);
+            return Ok(());
         }
-        self.wide_tiles(cols / self.source().block_weights(), stock, codes, scales);
-        Ok(())
+        tiles.copy_from_slice(stock);
+        self.repack_in_place(tiles, rows, cols)
     }
 
-    /// Bytes of the strip of scales; 0 without one.
-    ///
-    /// # Errors
-    /// A shape that the layout cannot have.
-    pub fn strip_bytes(self, rows: usize, cols: usize) -> Result<usize> {
-        let row_bytes = self.source().row_bytes(cols)?;
-        let tiling = self.tiling().filter(|t| t.strip);
-        Ok(tiling.map_or(0, |t| {
-            Plan::new(self.source(), t, rows, row_bytes).strip_bytes()
-        }))
-    }
-
-    /// The tiles of a layout with a strip.
-    fn wide_tiles(self, blocks: usize, stock: &[u8], codes: &mut [u8], scales: &mut [u8]) {
+    /// The tiles of a wide layout.
+    fn wide_tiles(self, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
         match self {
-            Layout::Wide2 { source, rows } => {
-                repack::wide2(source, rows, blocks, stock, codes, scales)
-            }
-            Layout::WideB3 { rows } => repack::wide_b3(rows, blocks, stock, codes, scales),
-            _ => unreachable!("a layout without a strip"),
+            Layout::Wide2 { source, rows } => repack::wide2(source, rows, blocks, stock, tiles),
+            Layout::WideB3 { rows } => repack::wide_b3(rows, blocks, stock, tiles),
+            _ => unreachable!("not a wide layout"),
         }
     }
 
@@ -308,13 +293,11 @@ impl Layout {
         let source = self.source();
         let plan = Plan::new(source, tiling, rows, row_bytes);
         let mut tile = vec![0; plan.tile_bytes];
-        let strip = bytes[plan.strip_start()..][..plan.strip_bytes()].to_vec();
-        for t in (0..plan.tiles).rev() {
+        for t in 0..plan.tiles {
             for at in plan.blocks_of(t) {
                 let block = &mut tile[at.stock..][..plan.block_bytes];
                 let (d, qs) = split_block_mut(source, block);
-                let scales = if tiling.strip { &strip } else { &*bytes };
-                d.copy_from_slice(&scales[at.scale..][..2]);
+                d.copy_from_slice(&bytes[at.scale..][..2]);
                 plan.get(source, bytes, &at, qs);
             }
             bytes[t * plan.tile_bytes..][..plan.tile_bytes].copy_from_slice(&tile);
@@ -395,13 +378,7 @@ impl BlockReader<'_> {
         self.source
             .unpack(stock, codes, &mut [f16::ZERO])
             .expect("one block of a ternary format");
-        let start = if plan.tiling.strip {
-            plan.strip_start()
-        } else {
-            0
-        };
-        let scale = start + at.scale;
-        f16::from_le_bytes([self.bytes[scale], self.bytes[scale + 1]])
+        f16::from_le_bytes([self.bytes[at.scale], self.bytes[at.scale + 1]])
     }
 }
 
@@ -447,54 +424,42 @@ impl Plan {
         }
     }
 
-    /// Bytes of a tile's codes and scales where these stand in a strip.
-    fn strip_tile(&self) -> (usize, usize) {
-        let scales = self.blocks * self.tiling.rows * 2;
-        (self.tile_bytes - scales, scales)
-    }
-
-    fn strip_bytes(&self) -> usize {
-        if self.tiling.strip {
-            self.tiles * self.blocks * self.tiling.rows * 2
-        } else {
-            0
-        }
-    }
-
-    fn strip_start(&self) -> usize {
-        self.tiles * self.tile_bytes - self.strip_bytes()
-    }
-
     /// Every block of every row of tile `t`.
     fn blocks_of(&self, t: usize) -> impl Iterator<Item = At> {
         let rows = self.tiling.rows;
         (0..self.blocks * rows).map(move |i| self.place(t, i / rows, i % rows))
     }
 
-    /// Block `b` of row `r` of tile `t`. Scales are counted from the start of the strip, if there is
-    /// one, else from that of the matrix.
+    /// Block `b` of row `r` of tile `t`.
     fn place(&self, t: usize, b: usize, r: usize) -> At {
         let Tiling {
             rows,
             interleave,
             stride,
-            strip,
+            unit,
             base3,
         } = self.tiling;
-        let block = t * self.blocks + b;
-        let lead = block * rows * self.block_bytes;
-        let code_bytes = self.block_bytes - 2;
-        let turn = r / interleave * interleave * code_bytes + r % interleave * stride * 4;
-        let codes = if strip {
-            lead - block * rows * 2
-        } else {
-            lead + rows * 2
+        let (code_bytes, scale_bytes) = (self.block_bytes - 2, 2);
+        let (codes, scales) = match unit {
+            Some(unit) => {
+                let bytes = (rows * code_bytes, rows * scale_bytes);
+                wide_block(unit, self.blocks, bytes, b)
+            }
+            None => {
+                let lead = b * rows * self.block_bytes;
+                (lead + rows * scale_bytes, lead)
+            }
         };
+        let turn = match base3 {
+            Some(_) => 0,
+            None => r / interleave * interleave * code_bytes + r % interleave * stride * 4,
+        };
+        let tile = t * self.tile_bytes;
         At {
             row: r,
             stock: r * self.row_bytes + b * self.block_bytes,
-            scale: if strip { block * rows * 2 } else { lead } + r * 2,
-            codes: codes + if base3.is_some() { 0 } else { turn },
+            scale: tile + scales + r * scale_bytes,
+            codes: tile + codes + turn,
         }
     }
 

@@ -3,6 +3,7 @@
 //! The words of all rows of a block are coded side by side in small arrays, in loops that the compiler turns into vectors, and
 //! then change rows for columns. [`super::layout`] describes the result; its block-by-block code is what the tests hold this to.
 
+use super::layout::UNIT;
 use super::{Format, TileRows, tq2_0};
 use super::{crumbs, wide_b3};
 
@@ -38,33 +39,40 @@ macro_rules! widened {
 }
 
 widened! {
-/// Two-bit codes of whole tiles of `rows` rows of `blocks` blocks: stock rows to `codes` and `scales`, all of them of these
-/// tiles alone.
-fn wide2(
-    source: Format,
-    rows: TileRows,
-    blocks: usize,
-    stock: &[u8],
-    codes: &mut [u8],
-    scales: &mut [u8],
-) {
+/// Two-bit codes and scales of whole tiles of `rows` rows of `blocks` blocks, from their stock rows.
+fn wide2(source: Format, rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
     match (rows, source) {
-        (TileRows::R8, Format::Q2_0) => wide2_of::<8, 4>(source, blocks, stock, codes, scales),
-        (TileRows::R8, Format::Tq2_0) => wide2_of::<8, 16>(source, blocks, stock, codes, scales),
-        (TileRows::R8, _) => wide2_of::<8, 8>(source, blocks, stock, codes, scales),
-        (TileRows::R16, Format::Q2_0) => wide2_of::<16, 4>(source, blocks, stock, codes, scales),
-        (TileRows::R16, Format::Tq2_0) => wide2_of::<16, 16>(source, blocks, stock, codes, scales),
-        (TileRows::R16, _) => wide2_of::<16, 8>(source, blocks, stock, codes, scales),
+        (TileRows::R8, Format::Q2_0) => wide2_of::<8, 4>(source, blocks, stock, tiles),
+        (TileRows::R8, Format::Tq2_0) => wide2_of::<8, 16>(source, blocks, stock, tiles),
+        (TileRows::R8, _) => wide2_of::<8, 8>(source, blocks, stock, tiles),
+        (TileRows::R16, Format::Q2_0) => wide2_of::<16, 4>(source, blocks, stock, tiles),
+        (TileRows::R16, Format::Tq2_0) => wide2_of::<16, 16>(source, blocks, stock, tiles),
+        (TileRows::R16, _) => wide2_of::<16, 8>(source, blocks, stock, tiles),
     }
 }
 
 /// Base-3 codes of whole tiles, as [`wide2`].
-fn wide_b3(rows: TileRows, blocks: usize, stock: &[u8], codes: &mut [u8], scales: &mut [u8]) {
+fn wide_b3(rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
     match rows {
-        TileRows::R8 => wide_b3_of::<8>(encode8, blocks, stock, codes, scales),
-        TileRows::R16 => wide_b3_of::<16>(encode16, blocks, stock, codes, scales),
+        TileRows::R8 => wide_b3_of::<8>(encode8, blocks, stock, tiles),
+        TileRows::R16 => wide_b3_of::<16>(encode16, blocks, stock, tiles),
     }
 }
+}
+
+/// The places of the codes and of the scales of each block of a tile, which take so many bytes.
+#[inline(always)]
+fn blocks_of<const UNIT: usize>(
+    tile: &mut [u8],
+    codes: usize,
+    scales: usize,
+) -> impl Iterator<Item = (&mut [u8], &mut [u8])> {
+    let units = tile.chunks_mut(UNIT * (codes + scales));
+    units.flat_map(move |unit| {
+        let blocks = unit.len() / (codes + scales);
+        let (c, s) = unit.split_at_mut(blocks * codes);
+        c.chunks_exact_mut(codes).zip(s.chunks_exact_mut(scales))
+    })
 }
 
 #[inline(always)]
@@ -72,20 +80,14 @@ fn wide2_of<const R: usize, const WORDS: usize>(
     source: Format,
     blocks: usize,
     stock: &[u8],
-    codes: &mut [u8],
-    scales: &mut [u8],
+    tiles: &mut [u8],
 ) {
     let (bytes, codes_at, scale_at) = parts(source);
     let row_bytes = blocks * bytes;
-    let tiles = stock.chunks_exact(R * row_bytes);
-    let outputs = codes
-        .chunks_exact_mut(blocks * R * WORDS * 4)
-        .zip(scales.chunks_exact_mut(blocks * R * 2));
-    for (tile, (codes, scales)) in tiles.zip(outputs) {
-        let outputs = codes
-            .chunks_exact_mut(R * WORDS * 4)
-            .zip(scales.chunks_exact_mut(R * 2));
-        for (b, (codes, scales)) in outputs.enumerate() {
+    let outputs = tiles.chunks_exact_mut(R * row_bytes);
+    for (tile, output) in stock.chunks_exact(R * row_bytes).zip(outputs) {
+        let blocks = blocks_of::<UNIT>(output, R * WORDS * 4, R * 2);
+        for (b, (codes, scales)) in blocks.enumerate() {
             let mut words = [[0u32; WORDS]; R];
             for (r, words) in words.iter_mut().enumerate() {
                 let block = &tile[r * row_bytes + b * bytes..][..bytes];
@@ -136,19 +138,13 @@ fn wide_b3_of<const R: usize>(
     encode: impl Fn([u32; 5]) -> u32,
     blocks: usize,
     stock: &[u8],
-    codes: &mut [u8],
-    scales: &mut [u8],
+    tiles: &mut [u8],
 ) {
     let row_bytes = blocks * BLOCK;
-    let tiles = stock.chunks_exact(R * row_bytes);
-    let outputs = codes
-        .chunks_exact_mut(blocks * R * wide_b3::BYTES)
-        .zip(scales.chunks_exact_mut(blocks * R * 2));
-    for (tile, (codes, scales)) in tiles.zip(outputs) {
-        let outputs = codes
-            .chunks_exact_mut(R * wide_b3::BYTES)
-            .zip(scales.chunks_exact_mut(R * 2));
-        for (b, (codes, scales)) in outputs.enumerate() {
+    let outputs = tiles.chunks_exact_mut(R * row_bytes);
+    for (tile, output) in stock.chunks_exact(R * row_bytes).zip(outputs) {
+        let blocks = blocks_of::<{ wide_b3::UNIT }>(output, R * wide_b3::BYTES, R * 2);
+        for (b, (codes, scales)) in blocks.enumerate() {
             // Words of four bytes, [word][row]: four of the stage of 16 bytes, two of that of 8; then the bytes of four digits.
             let mut v = [[0u32; R]; FIVES / 4];
             let mut last = [[0u8; R]; 2];

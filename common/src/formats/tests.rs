@@ -287,7 +287,7 @@ fn plain_numbers_dequantize_at_any_address() {
 
 /// Where the code of weight (row, k) of block b of tile t stands, from the layout's description:
 /// (byte, slot), and the byte of its scale. Written apart from the code under test.
-fn place(l: Layout, rows: usize, cols: usize, r: usize, k: usize) -> (usize, usize, usize) {
+fn place(l: Layout, cols: usize, r: usize, k: usize) -> (usize, usize, usize) {
     let group = l.source().block_weights();
     let (tile, row) = (r / l.tile_rows(), r % l.tile_rows());
     let (blocks, b, k) = (cols / group, k / group, k % group);
@@ -306,10 +306,13 @@ fn place(l: Layout, rows: usize, cols: usize, r: usize, k: usize) -> (usize, usi
             rows: tile_rows, ..
         } => {
             let tr = tile_rows as usize;
-            let codes = (tile * blocks + b) * tr * group / 4;
-            let strip = rows / tr * tr * cols / 4;
-            let scale = strip + ((tile * blocks + b) * tr + row) * 2;
-            (codes + (k / 16 * tr + row) * 4 + k % 4, k / 4 % 4, scale)
+            let (codes, scales) = (tr * group / 4, tr * 2);
+            // Two blocks stand together, or one at the end.
+            let unit = (tile * blocks + b / 2 * 2) * (codes + scales);
+            let of_unit = if b + 1 == blocks && b % 2 == 0 { 1 } else { 2 };
+            let scale = unit + of_unit * codes + b % 2 * scales + row * 2;
+            let byte = unit + b % 2 * codes + (k / 16 * tr + row) * 4 + k % 4;
+            (byte, k / 4 % 4, scale)
         }
         Layout::Stock(_) | Layout::WideB3 { .. } => unreachable!("not two-bit interleaved"),
     }
@@ -332,11 +335,9 @@ fn base3_repack_keeps_every_code_and_scale() {
             assert_eq!(bytes == stock, rows < l.tile_rows(), "{l:?}");
             let tiled = rows / l.tile_rows() * l.tile_rows() * f.row_bytes(cols).unwrap();
             let mut parts = vec![0; tiled];
-            let (places, strip) = parts.split_at_mut(tiled - l.strip_bytes(rows, cols).unwrap());
-            l.repack_tiles(cols, &stock[..tiled], places, strip)
-                .unwrap();
+            l.repack_tiles(cols, &stock[..tiled], &mut parts).unwrap();
             assert_eq!(parts, bytes[..tiled]);
-            assert!(l.repack_tiles(cols, &stock, &mut [], &mut []).is_err());
+            assert!(l.repack_tiles(cols, &stock, &mut []).is_err());
             let found = l.unpack(&bytes, rows, cols).unwrap();
             assert_eq!(found.codes, codes);
             let bits: Vec<u16> = scales.iter().map(|d| d.to_bits()).collect();
@@ -370,7 +371,7 @@ proptest! {
         prop_assert_eq!(&bytes[tiled..], &stock[tiled..]);
         for r in 0..full {
             for k in 0..cols {
-                let (byte, slot, scale) = place(l, rows, cols, r, k);
+                let (byte, slot, scale) = place(l, cols, r, k);
                 prop_assert_eq!(bytes[byte] >> (2 * slot) & 3, before.codes[r * cols + k]);
                 let d = u16::from_le_bytes([bytes[scale], bytes[scale + 1]]);
                 prop_assert_eq!(d, before.scales[(r * cols + k) / f.block_weights()]);
@@ -379,22 +380,15 @@ proptest! {
         prop_assert_eq!(l.unpack(&bytes, rows, cols).unwrap(), before);
         let parts = l.parts(&bytes, rows, cols).unwrap();
         prop_assert_eq!(parts.tiles * l.tile_rows(), full);
-        prop_assert_eq!([parts.codes, parts.scales, parts.tail].concat(), bytes.clone());
+        prop_assert_eq!([parts.codes, parts.tail].concat(), bytes.clone());
         prop_assert_eq!(parts.tail.len(), bytes.len() - tiled);
-        if matches!(l, Layout::Wide2 { .. }) {
-            prop_assert_eq!(parts.codes.len(), full * cols / 4);
-        }
         // A few tiles at a time give the same.
-        let strip = l.strip_bytes(rows, cols).unwrap();
-        let (mut codes, mut scales) = (vec![0; tiled - strip], vec![0; strip]);
-        let tiles = full / l.tile_rows();
-        for first in (0..tiles).step_by(2) {
-            let last = tiles.min(first + 2);
-            let of = |bytes: usize| bytes / tiles * first..bytes / tiles * last;
-            let (codes, scales) = (&mut codes[of(tiled - strip)], &mut scales[of(strip)]);
-            l.repack_tiles(cols, &stock[of(tiled)], codes, scales).unwrap();
+        let mut tiles = vec![0; tiled];
+        let two = 2 * l.tile_rows() * f.row_bytes(cols).unwrap();
+        for (tiles, stock) in tiles.chunks_mut(two).zip(stock[..tiled].chunks(two)) {
+            l.repack_tiles(cols, stock, tiles).unwrap();
         }
-        prop_assert_eq!([&codes[..], &scales, &stock[tiled..]].concat(), bytes.clone());
+        prop_assert_eq!([&tiles[..], &stock[tiled..]].concat(), bytes.clone());
         l.restore_in_place(&mut bytes, rows, cols).unwrap();
         prop_assert_eq!(bytes, stock);
     }

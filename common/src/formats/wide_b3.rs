@@ -15,6 +15,9 @@ use super::TileRows;
 /// Bytes of 128 codes.
 pub const BYTES: usize = 26;
 
+/// Blocks of a tile whose codes, then scales, stand together: 448 bytes of 16 rows are whole cache lines.
+pub const UNIT: usize = 1;
+
 /// Where byte `j` of the codes of row `r` stands among those of a tile of `rows` rows and one block: words of a row side by side,
 /// then the last two bytes of each row.
 pub const fn place(rows: usize, r: usize, j: usize) -> usize {

@@ -701,15 +701,14 @@ struct Piece<'j> {
     job: &'j Job<'j>,
     /// Bytes of the tensor.
     stock: Range<usize>,
-    /// Places of codes and, of a layout with a strip of them, of scales; `None` for rows that stay stock.
-    tiles: Option<(Range<usize>, Range<usize>)>,
+    /// Whether they are whole tiles, or rows that stay stock.
+    tiles: bool,
 }
 
 impl<'j> Job<'j> {
     /// The pieces of a tensor: whole tiles first, then the rows past them.
     fn pieces(&'j self, all: &mut Vec<Piece<'j>>) -> Result<()> {
         let (rows, cols, layout) = (self.tensor.rows(), self.tensor.cols(), self.layout);
-        let start = self.at.start;
         let tile_rows = layout.tile_rows();
         let row_bytes = layout.source().row_bytes(cols)?;
         let tile = tile_rows * row_bytes;
@@ -718,32 +717,21 @@ impl<'j> Job<'j> {
         } else {
             0
         };
-        let strip = layout.strip_bytes(rows, cols)?;
-        // Scales of a tile in the strip, and codes.
-        let scales = if tiled > 0 { strip / (tiled / tile) } else { 0 };
-        let codes = tile - scales;
-        for at in (0..tiled).step_by((PIECE / tile).max(1) * tile) {
-            let stock = at..tiled.min(at + (PIECE / tile).max(1) * tile);
-            let (first, last) = (stock.start / tile, stock.end / tile);
-            let strip = start + tiled - strip;
-            let tiles = (
-                start + first * codes..start + last * codes,
-                strip + first * scales..strip + last * scales,
-            );
-            all.push(Piece {
-                job: self,
-                stock,
-                tiles: Some(tiles),
-            });
-        }
+        let whole = (PIECE / tile).max(1) * tile;
         let end = self.at.len();
-        for at in (tiled..end).step_by(PIECE) {
-            all.push(Piece {
-                job: self,
-                stock: at..end.min(at + PIECE),
-                tiles: None,
-            });
-        }
+        let tiles = (0..tiled)
+            .step_by(whole)
+            .map(|at| at..tiled.min(at + whole));
+        let rest = (tiled..end)
+            .step_by(PIECE)
+            .map(|at| at..end.min(at + PIECE));
+        let piece = |stock, tiles| Piece {
+            job: self,
+            stock,
+            tiles,
+        };
+        all.extend(tiles.map(|stock| piece(stock, true)));
+        all.extend(rest.map(|stock| piece(stock, false)));
         Ok(())
     }
 }
@@ -763,7 +751,7 @@ fn read_and_repack(
     }
     let largest = pieces
         .iter()
-        .filter(|p| p.tiles.is_some())
+        .filter(|p| p.tiles)
         .map(|p| p.stock.len())
         .max()
         .unwrap_or(0);
@@ -772,17 +760,15 @@ fn read_and_repack(
     let failure = Mutex::new(None);
     let read = |piece: &Piece, scratch: &mut [u8]| -> Result<()> {
         let Piece { job, stock, tiles } = piece;
-        let Some((codes, scales)) = tiles else {
-            let place = job.at.start + stock.start..job.at.start + stock.end;
-            // SAFETY: the places of pieces are disjoint.
-            return source.read(job.tensor, stock.start, unsafe { places.part(place) });
-        };
+        let place = job.at.start + stock.start..job.at.start + stock.end;
+        // SAFETY: the places of pieces are disjoint.
+        let place = unsafe { places.part(place) };
+        if !tiles {
+            return source.read(job.tensor, stock.start, place);
+        }
         let rows = &mut scratch[..stock.len()];
         source.read(job.tensor, stock.start, rows)?;
-        // SAFETY: as above.
-        let (codes, scales) = unsafe { (places.part(codes.clone()), places.part(scales.clone())) };
-        job.layout
-            .repack_tiles(job.tensor.cols(), rows, codes, scales)
+        job.layout.repack_tiles(job.tensor.cols(), rows, place)
     };
     pool.chunks_by(
         pieces.len(),

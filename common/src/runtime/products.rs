@@ -11,23 +11,16 @@ const MOST: usize = 4;
 /// The unit in which rows of several matrices are counted together: 16 is a multiple of the rows of every tile.
 const UNIT: usize = 16;
 
-/// Units of a small chunk: 64 rows, as source J divides them.
-const SMALL: usize = 64 / UNIT;
-
-/// Bytes of a large chunk: at its ends the prefetches of decode run some kilobytes into another thread's rows, 6% of a chunk of 64
-/// rows and 1% of this.
-const LARGE: usize = 512 << 10;
+/// Units of a chunk: 64 rows, as source J divides them.
+const CHUNK: usize = 64 / UNIT;
 
 /// How the rows of a job are shared out. The results are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// Chunks of 64 rows, to whichever thread is free.
+    /// Chunks of 64 rows: an equal share of them for each thread, and what is left of a share for whichever thread is free.
     Dynamic,
     /// One slice a thread, the same in every call.
     Static,
-    /// As `Dynamic`, in chunks of half a megabyte while there is much to do and of 64 rows at the end, so that a thread that is
-    /// held up keeps the others waiting for 64 rows at most.
-    Guided,
 }
 
 /// A matrix of a job.
@@ -45,7 +38,6 @@ struct Part<'a> {
 pub struct Job<'a> {
     parts: [Option<Part<'a>>; MOST],
     units: usize,
-    bytes: usize,
 }
 
 impl<'a> Job<'a> {
@@ -74,7 +66,6 @@ impl<'a> Job<'a> {
             out,
         });
         self.units += matrix.rows().div_ceil(UNIT);
-        self.bytes += matrix.bytes().len();
         Ok(())
     }
 
@@ -95,47 +86,17 @@ impl<'a> Job<'a> {
                 }
             }
         };
-        let large = Large::of(self.units, self.bytes, pool.threads());
-        let chunks = large.chunks + (self.units - large.chunks * large.units).div_ceil(SMALL);
+        let body = |_, units: std::ops::Range<usize>| rows(units.start, units.end);
         match schedule {
-            Schedule::Static => pool.slices(self.units, 1, |_, r| rows(r.start, r.end)),
-            Schedule::Guided if chunks >= 4 * pool.threads() => {
-                let one = Chunks {
-                    size: 1,
+            Schedule::Static => pool.slices(self.units, 1, body),
+            Schedule::Dynamic => {
+                let chunks = Chunks {
+                    size: CHUNK,
                     multiple: 1,
                 };
-                let start = |chunk: usize| large.start(chunk).min(self.units);
-                pool.chunks_by(chunks, one, |_, r| rows(start(r.start), start(r.end)));
-            }
-            Schedule::Dynamic | Schedule::Guided => {
-                pool.chunks(self.units, SMALL, |r| rows(r.start, r.end));
+                pool.chunks_by(self.units, chunks, body);
             }
         }
-    }
-}
-
-/// The large chunks of a job, which come first.
-struct Large {
-    chunks: usize,
-    /// Of one of them.
-    units: usize,
-}
-
-impl Large {
-    /// All that fit but one a thread: so much is left for small chunks.
-    fn of(units: usize, bytes: usize, threads: usize) -> Large {
-        let unit = bytes.div_ceil(units.max(1)).max(1);
-        let large = (LARGE / unit).next_multiple_of(SMALL).max(SMALL);
-        Large {
-            chunks: (units / large).saturating_sub(threads),
-            units: large,
-        }
-    }
-
-    /// The first unit of a chunk.
-    fn start(&self, chunk: usize) -> usize {
-        let large = chunk.min(self.chunks);
-        large * self.units + (chunk - large) * SMALL
     }
 }
 
@@ -151,7 +112,7 @@ mod tests {
         let cols = 1024;
         let kernel = Choice::default().kernel(Format::Pq2_0).unwrap();
         let x = stack::random_activations(Form::Q8K, cols, 2, 1).unwrap();
-        // Of 8200 rows, 2.2 MB, some are in large chunks; 40 are no whole number of units.
+        // 40 rows are no whole number of units.
         let matrices = [8200, 40, 16].map(|rows| {
             let mut bytes = stack::random_stock(Format::Pq2_0, rows, cols, 0.3, 2).unwrap();
             let layout = kernel.layout();
@@ -169,7 +130,7 @@ mod tests {
         });
         for threads in [1, 2, 3] {
             let pool = Pool::new(threads).unwrap();
-            for schedule in [Schedule::Dynamic, Schedule::Static, Schedule::Guided] {
+            for schedule in [Schedule::Dynamic, Schedule::Static] {
                 let mut outs = matrices.each_ref().map(|m| vec![0.0; 2 * m.0]);
                 let mut job = Job::default();
                 for (m, out) in matrices.iter().zip(&mut outs) {
@@ -178,19 +139,6 @@ mod tests {
                 job.run(&pool, schedule);
                 assert_eq!(outs, expected, "{schedule:?} on {threads} threads");
             }
-        }
-    }
-
-    #[test]
-    fn guided_chunks_cover_every_unit_once() {
-        for (units, bytes, threads) in [(1, 1, 1), (640, 10 << 20, 2), (77, 50 << 20, 3), (5, 0, 9)]
-        {
-            let large = Large::of(units, bytes, threads);
-            assert!(large.start(large.chunks) <= units);
-            let chunks = large.chunks + (units - large.chunks * large.units).div_ceil(SMALL);
-            let starts: Vec<usize> = (0..=chunks).map(|c| large.start(c)).collect();
-            assert!(starts.windows(2).all(|s| s[0] < s[1]));
-            assert!(starts[0] == 0 && starts[chunks] >= units && starts[chunks] < units + SMALL);
         }
     }
 

@@ -584,7 +584,7 @@ impl<'a> Session<'a> {
                 let x = &buffers.activations[linear.input];
                 job.add(linear.kernel, s.model.matrix(linear), x, out)?;
             }
-            job.run(s.pool, Schedule::Guided);
+            job.run(s.pool, Schedule::Dynamic);
             Ok(())
         })
     }

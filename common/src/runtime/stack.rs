@@ -6,18 +6,10 @@ use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 
 use super::memory::AlignedBuf;
-use super::pool::{Chunks, Pool};
+use super::pool::Pool;
+use super::products::{Job, Schedule};
 use crate::formats::Format;
-use crate::kernels::{Activations, Form, Kernel, MatrixRef, Out};
-
-/// Rows of a chunk: a multiple of 64, four tiles of 16, as source J divides them, and at least half a megabyte of weights. At each
-/// end of a chunk the prefetches of decode run some kilobytes into rows that another thread multiplies; in a chunk of 64 rows that
-/// would be 6% of all bytes.
-pub fn chunk_rows(w: &MatrixRef) -> usize {
-    const BYTES: usize = 512 << 10;
-    let row = w.bytes().len().div_ceil(w.rows().max(1)).max(1);
-    (BYTES / row).next_multiple_of(64).max(64)
-}
+use crate::kernels::{Activations, Form, Kernel, MatrixRef};
 
 /// `out[token][row] = w[row] . x[token]` with all threads of the pool.
 ///
@@ -25,7 +17,7 @@ pub fn chunk_rows(w: &MatrixRef) -> usize {
 /// As [`Kernel::multiply`].
 pub fn multiply(
     pool: &Pool,
-    kernel: &Kernel,
+    kernel: &'static Kernel,
     w: &MatrixRef,
     x: &Activations,
     out: &mut [f32],
@@ -35,19 +27,9 @@ pub fn multiply(
         "{}: nothing to multiply",
         kernel.name()
     );
-    let out = Out::new(out, x.tokens(), w.rows())?;
-    // Refuses what does not fit here; the ranges below then do not fail.
-    // SAFETY: an empty range writes nothing.
-    unsafe { kernel.multiply_rows(w, x, 0..0, out)? };
-    // A range ends on a tile for every layout: 16 is a multiple of all tile heights.
-    let chunks = Chunks {
-        size: chunk_rows(w),
-        multiple: 16,
-    };
-    pool.chunks_by(w.rows(), chunks, |_, rows| {
-        // SAFETY: the ranges of a job are disjoint, and so are their rows.
-        unsafe { kernel.multiply_rows(w, x, rows, out) }.expect("a shape that was checked")
-    });
+    let mut job = Job::default();
+    job.add(kernel, *w, x, out)?;
+    job.run(pool, Schedule::Dynamic);
     Ok(())
 }
 

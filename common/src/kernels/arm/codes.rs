@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use half::f16;
 
 use super::sets::{Set, token_of};
-use crate::formats::wide_b3;
+use crate::formats::{layout, wide_b3};
 use crate::kernels::MatrixRef;
 
 /// A layout. Rows are taken by units of four or eight, in fours: vectors with a row a lane.
@@ -618,32 +618,40 @@ unsafe impl Slotted for RowPair {
     }
 }
 
-/// A slot of a vector: four consecutive weights of each of four rows. Scales over `G` columns stand in a strip.
+/// A slot of a vector: four consecutive weights of each of four rows. A scale serves `G` columns.
 pub struct Wide<const G: usize>;
 
-/// Codes and scales of an eight-row tile.
-type Strips = (*const u8, *const f16);
+/// An eight-row tile and the blocks of its rows.
+type WideTile = (*const u8, usize);
+
+/// Bytes of the scales of a block of a tile.
+const SCALES: usize = 16;
 
 /// # Safety
 /// The row starts a tile of `w`, whose codes take `bytes` bytes a block.
 #[inline(always)]
-unsafe fn strips(w: &MatrixRef, row: usize, group: usize, bytes: usize) -> Strips {
-    let blocks = row / 8 * (w.cols / group);
+unsafe fn wide_tile(w: &MatrixRef, row: usize, group: usize, bytes: usize) -> WideTile {
+    let blocks = w.cols / group;
+    let tile = row / 8 * blocks * (bytes + SCALES);
     // SAFETY: the caller's contract.
-    unsafe {
-        (
-            w.parts.codes.as_ptr().add(blocks * bytes),
-            w.parts.scales.as_ptr().cast::<f16>().add(8 * blocks),
-        )
-    }
+    (unsafe { w.parts.codes.as_ptr().add(tile) }, blocks)
 }
 
 /// # Safety
-/// The block is inside the row.
+/// `p` is good for 16 bytes.
 #[inline(always)]
-unsafe fn strip_scales((_, d): Strips, b: usize) -> [float32x4_t; 2] {
+unsafe fn wide_scales(p: *const u8) -> [float32x4_t; 2] {
+    let d = p.cast::<f16>();
     // SAFETY: the caller's contract.
-    unsafe { [load_f16(d.add(8 * b)), load_f16(d.add(8 * b + 4))] }
+    unsafe { [load_f16(d), load_f16(d.add(4))] }
+}
+
+impl<const G: usize> Wide<G> {
+    /// Where block `b` has its codes and its scales.
+    #[inline(always)]
+    fn at(blocks: usize, b: usize) -> (usize, usize) {
+        layout::wide_block(layout::UNIT, blocks, (2 * G, SCALES), b)
+    }
 }
 
 // SAFETY: reads `2 * G` bytes of codes and 16 of scales.
@@ -653,22 +661,22 @@ unsafe impl<const G: usize> Slotted for Wide<G> {
     const VECTORS: usize = 2;
     const CHUNKS: usize = G / 16;
     type Y = int8x16_t;
-    type Unit = Strips;
+    type Unit = WideTile;
 
     #[inline(always)]
-    unsafe fn unit(w: &MatrixRef, row: usize) -> Strips {
+    unsafe fn unit(w: &MatrixRef, row: usize) -> WideTile {
         // SAFETY: the contract of the trait.
-        unsafe { strips(w, row, G, 2 * G) }
+        unsafe { wide_tile(w, row, G, 2 * G) }
     }
     #[inline(always)]
-    unsafe fn scales(unit: Strips, b: usize) -> [float32x4_t; 2] {
+    unsafe fn scales((tile, blocks): WideTile, b: usize) -> [float32x4_t; 2] {
         // SAFETY: the contract of the trait.
-        unsafe { strip_scales(unit, b) }
+        unsafe { wide_scales(tile.add(Self::at(blocks, b).1)) }
     }
     #[inline(always)]
-    unsafe fn codes((codes, _): Strips, b: usize) -> *const u8 {
+    unsafe fn codes((tile, blocks): WideTile, b: usize) -> *const u8 {
         // SAFETY: the contract of the trait.
-        unsafe { codes.add(2 * G * b) }
+        unsafe { tile.add(Self::at(blocks, b).0) }
     }
     #[inline(always)]
     unsafe fn vector(p: *const u8, v: usize, c: usize) -> uint8x16_t {
@@ -714,6 +722,13 @@ unsafe impl<const G: usize> Slotted for Wide<G> {
 pub struct WideB3;
 
 impl WideB3 {
+    /// Where block `b` has its codes and its scales.
+    #[inline(always)]
+    fn at(blocks: usize, b: usize) -> (usize, usize) {
+        let bytes = (8 * wide_b3::BYTES, SCALES);
+        layout::wide_block(wide_b3::UNIT, blocks, bytes, b)
+    }
+
     /// Four rows by 128 columns, four columns a vector.
     #[inline(always)]
     unsafe fn quads(p: *const u8, f: usize) -> [uint8x16_t; 32] {
@@ -746,21 +761,21 @@ impl WideB3 {
 unsafe impl Codes for WideB3 {
     const GROUP: usize = 128;
     const FOURS: usize = 2;
-    type Unit = Strips;
+    type Unit = WideTile;
 
     #[inline(always)]
-    unsafe fn unit(w: &MatrixRef, row: usize, _: usize) -> Strips {
+    unsafe fn unit(w: &MatrixRef, row: usize, _: usize) -> WideTile {
         // SAFETY: the contract of the trait.
-        unsafe { strips(w, row, 128, 8 * wide_b3::BYTES) }
+        unsafe { wide_tile(w, row, 128, 8 * wide_b3::BYTES) }
     }
     #[inline(always)]
-    unsafe fn scales(unit: Strips, b: usize) -> [float32x4_t; 2] {
+    unsafe fn scales((tile, blocks): WideTile, b: usize) -> [float32x4_t; 2] {
         // SAFETY: the contract of the trait.
-        unsafe { strip_scales(unit, b) }
+        unsafe { wide_scales(tile.add(Self::at(blocks, b).1)) }
     }
     #[inline(always)]
     unsafe fn sums<I: Set, const T: usize>(
-        (codes, _): Strips,
+        (tile, blocks): WideTile,
         b: usize,
         y: [*const i8; T],
     ) -> [[int32x4_t; T]; 2] {
@@ -768,7 +783,7 @@ unsafe impl Codes for WideB3 {
         for (f, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the contract of the trait.
             unsafe {
-                let u = Self::quads(codes.add(8 * wide_b3::BYTES * b), f);
+                let u = Self::quads(tile.add(Self::at(blocks, b).0), f);
                 for (sums, y) in sums.iter_mut().zip(y) {
                     let mut sum = I::sum();
                     for (n, u) in u.chunks_exact(4).enumerate() {
@@ -789,11 +804,11 @@ unsafe impl Codes for WideB3 {
 // SAFETY: reads 208 bytes of codes.
 unsafe impl Tiled for WideB3 {
     #[inline(always)]
-    unsafe fn unpack<I: Set>((codes, _): Strips, b: usize, u: *mut uint8x16_t, fours: usize) {
+    unsafe fn unpack<I: Set>((tile, blocks): WideTile, b: usize, u: *mut uint8x16_t, fours: usize) {
         for f in 0..2 {
             // SAFETY: the contract of the trait.
             unsafe {
-                let quads = Self::quads(codes.add(8 * wide_b3::BYTES * b), f);
+                let quads = Self::quads(tile.add(Self::at(blocks, b).0), f);
                 for (step, pair) in quads.chunks_exact(2).enumerate() {
                     put_quads::<I>(u.add(2 * (step * fours + f)), [pair[0], pair[1]]);
                 }

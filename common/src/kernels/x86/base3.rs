@@ -6,9 +6,9 @@
 use std::arch::x86_64::*;
 
 use super::lanes::{Avx2, Avx512, Avx512Vl, AvxVnni, Lanes};
-use super::wide::Codes;
+use super::wide::{Codes, prefetch_word};
 use crate::formats::TileRows;
-use crate::formats::wide_b3::{BYTES, decode};
+use crate::formats::wide_b3::{BYTES, UNIT, decode};
 
 /// 128 weights a block, 26 bytes a row.
 pub struct Base3;
@@ -54,6 +54,7 @@ unsafe fn last_eight512(codes: *const u8) -> __m512i {
 unsafe impl Codes<Avx512> for Base3 {
     const GROUP: usize = 128;
     const BYTES: usize = BYTES * 16;
+    const UNIT: usize = UNIT;
     type Acc = [Avx512; 4];
 
     #[inline(always)]
@@ -68,7 +69,9 @@ unsafe impl Codes<Avx512> for Base3 {
         mut acc: [Self::Acc; T],
     ) -> [Self::Acc; T] {
         for c in 0..6 {
-            let (slots, fifth) = lookup(Avx512::load(codes.add(64 * c)).0);
+            let codes = codes.add(64 * c);
+            prefetch_word::<Avx512>(codes, c);
+            let (slots, fifth) = lookup(Avx512::load(codes).0);
             let slots = slots.mask();
             for (t, acc) in acc.iter_mut().enumerate() {
                 let y = y.add(20 * c * T + 4 * t);
@@ -177,6 +180,7 @@ macro_rules! dot_product256 {
         unsafe impl Codes<$lanes> for Base3 {
             const GROUP: usize = 128;
             const BYTES: usize = BYTES * 8;
+            const UNIT: usize = UNIT;
             /// Sums of each weight times its power of 3.
             type Acc = [$lanes; 5];
 
@@ -193,7 +197,9 @@ macro_rules! dot_product256 {
                 mut acc: [Self::Acc; T],
             ) -> [Self::Acc; T] {
                 for c in 0..6 {
-                    let u = peel($lanes::load(codes.add(32 * c)).0);
+                    let codes = codes.add(32 * c);
+                    prefetch_word::<$lanes>(codes, c);
+                    let u = peel($lanes::load(codes).0);
                     for (t, acc) in acc.iter_mut().enumerate() {
                         for s in 0..5 {
                             let y = $lanes::broadcast(y.add((20 * c + 4 * s) * T + 4 * t));
@@ -252,6 +258,7 @@ const fn inverse(n: i32) -> i32 {
 unsafe impl Codes<Avx2> for Base3 {
     const GROUP: usize = 128;
     const BYTES: usize = BYTES * 8;
+    const UNIT: usize = UNIT;
     /// Sums in 16 bits of the weights, and of three times the others; three times the offset.
     ///
     /// 16 bits hold a block: three weights a byte in six words and two in the last, (3 * 6 + 2) * 2 * 2 * 127 = 10,160, and two
@@ -278,7 +285,9 @@ unsafe impl Codes<Avx2> for Base3 {
         };
         let (three, seven) = (_mm256_set1_epi8(3), _mm256_set1_epi8(7));
         for c in 0..6 {
-            let [t0, t1, t2, t3, t4] = peel(Avx2::load(codes.add(32 * c)).0);
+            let codes = codes.add(32 * c);
+            prefetch_word::<Avx2>(codes, c);
+            let [t0, t1, t2, t3, t4] = peel(Avx2::load(codes).0);
             // 9 and 18 are 1 and 2 modulo 4, as are 81 and 162; 27 and 54 are 3 and 6 modulo 8.
             let u = [
                 t0,

@@ -56,8 +56,8 @@ use instances;
 
 /// How far ahead of the dot products decode asks for codes, in bytes: into the second-level cache, which has room for many
 /// requests to memory at once, then into the first. Measured from DRAM against one distance and against streaming hints.
-const FAR: usize = 8192;
-const NEAR: usize = 1024;
+const FAR: usize = 16 << 10;
+const NEAR: usize = 4 << 10;
 
 /// Asks for the cache lines `far` and `near` bytes after `p`, wherever that is.
 #[inline(always)]

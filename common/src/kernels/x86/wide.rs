@@ -12,6 +12,7 @@ use half::f16;
 
 use super::lanes::Lanes;
 use super::{FAR, NEAR, prefetch};
+use crate::formats::layout;
 use crate::kernels::{Group, MatrixRef, Out, TILE};
 
 /// Tokens whose slots stay masked; above, shifting a slot down once is cheaper than an accumulator a slot.
@@ -28,15 +29,18 @@ const PASS: usize = 4;
 pub unsafe trait Codes<V: Lanes> {
     /// Columns that share a scale.
     const GROUP: usize;
-    /// Bytes of a block of a tile.
+    /// Bytes of the codes of a block of a tile.
     const BYTES: usize;
+    /// Blocks whose codes, then scales, stand together.
+    const UNIT: usize;
 
     /// Accumulators of one token in decode.
     type Acc: Copy;
 
     /// Accumulators that sum to `offset`.
     unsafe fn start(offset: i32) -> Self::Acc;
-    /// Adds the dots of a block with `T` tokens, `y[k / 4][token][k % 4]`.
+    /// Adds the dots of a block with `T` tokens, `y[k / 4][token][k % 4]`. Asks for the codes that come [`FAR`] and [`NEAR`] bytes later
+    /// on the way: between the dots, where requests that find no room delay them least.
     unsafe fn dots<const T: usize>(
         codes: *const u8,
         y: *const i8,
@@ -56,6 +60,7 @@ pub struct TwoBit<const G: usize>;
 unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
     const GROUP: usize = G;
     const BYTES: usize = G / 16 * V::BYTES;
+    const UNIT: usize = layout::UNIT;
     type Acc = V::Slots;
 
     #[inline(always)]
@@ -79,7 +84,9 @@ unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
         for c in 0..G / 16 {
             // SAFETY: word c is inside the block; its 16 activations a token are inside the group.
             unsafe {
-                let u = V::load(codes.add(c * V::BYTES)).mask();
+                let codes = codes.add(c * V::BYTES);
+                prefetch_word::<V>(codes, c);
+                let u = V::load(codes).mask();
                 for (t, acc) in acc.iter_mut().enumerate() {
                     *acc = V::slots_dot(*acc, u, y.add(16 * c * T + 4 * t), 4 * T);
                 }
@@ -140,24 +147,27 @@ pub unsafe fn run<V: Lanes, C: Codes<V>>(
     }
 }
 
-/// Codes and scales of a tile.
+/// Codes and scales of a block of a tile.
 ///
 /// # Safety
-/// The tile is inside `w`.
+/// The block is inside `w`.
 #[inline(always)]
-unsafe fn tile_of<V: Lanes, C: Codes<V>>(w: &MatrixRef, tile: usize) -> (*const u8, *const f16) {
+unsafe fn block_of<V: Lanes, C: Codes<V>>(
+    w: &MatrixRef,
+    tile: usize,
+    b: usize,
+) -> (*const u8, *const f16) {
     let blocks = w.cols / C::GROUP;
-    // SAFETY: the caller's contract: the parts of a wide layout hold `tiles * blocks` blocks.
+    let bytes = (C::BYTES, 2 * V::ROWS);
+    let (codes, scales) = layout::wide_block(C::UNIT, blocks, bytes, b);
+    // SAFETY: the caller's contract.
     unsafe {
-        let codes = w.parts.codes.as_ptr().add(tile * blocks * C::BYTES);
-        (
-            codes,
-            w.parts
-                .scales
-                .as_ptr()
-                .cast::<f16>()
-                .add(tile * blocks * V::ROWS),
-        )
+        let tile = w
+            .parts
+            .codes
+            .as_ptr()
+            .add(tile * blocks * (bytes.0 + bytes.1));
+        (tile.add(codes), tile.add(scales).cast())
     }
 }
 
@@ -173,14 +183,11 @@ unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
     for tile in tiles {
         // SAFETY: the caller's contract; activations are padded to whole blocks of 256.
         unsafe {
-            let (mut codes, mut d) = tile_of::<V, C>(w, tile);
             let mut y = x.packed().as_ptr();
             let mut acc = [V::zero_f(); T];
             for b in 0..w.cols / C::GROUP {
-                for line in (0..C::BYTES).step_by(64) {
-                    prefetch(codes.wrapping_add(line), FAR, NEAR);
-                }
-                prefetch_scales(d.cast());
+                let (codes, d) = block_of::<V, C>(w, tile, b);
+                prefetch(d.cast(), FAR, NEAR);
                 let mut sums = [C::start(*offsets.add(b * T)); T];
                 for (t, sum) in sums.iter_mut().enumerate().skip(1) {
                     *sum = C::start(*offsets.add(b * T + t));
@@ -191,8 +198,6 @@ unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
                     let dy = V::splat_f(*scales.add(b * C::GROUP / 256 * T + t));
                     acc[t] = V::fma(C::finish(sums[t]).to_f(), V::mul(dw, dy), acc[t]);
                 }
-                codes = codes.add(C::BYTES);
-                d = d.add(V::ROWS);
                 y = y.add(C::GROUP * T);
             }
             for (t, acc) in acc.into_iter().enumerate().take(x.tokens()) {
@@ -220,9 +225,9 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
         for b in 0..w.cols / C::GROUP {
             let mut dw = [V::zero_f(); R];
             for r in 0..R {
-                let (codes, d) = tile_of::<V, C>(w, tile + r);
-                dw[r] = V::load_f16(d.add(b * V::ROWS));
-                C::unpack(codes.add(b * C::BYTES), |j, v| u[j][r] = v);
+                let (codes, d) = block_of::<V, C>(w, tile + r, b);
+                dw[r] = V::load_f16(d);
+                C::unpack(codes, |j, v| u[j][r] = v);
             }
             for (x, acc) in x.iter().zip(&mut acc) {
                 let acc = &mut acc[..x.width()];
@@ -316,10 +321,10 @@ unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
     }
 }
 
-/// Scales are a stream of their own, a sixteenth as wide.
+/// Asks for the codes after vector `c` of a block, once a cache line.
 #[inline(always)]
-fn prefetch_scales(p: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a prefetch never faults, whatever the address.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(FAR / 16).cast()) }
+pub fn prefetch_word<V: Lanes>(codes: *const u8, c: usize) {
+    if (c * V::BYTES).is_multiple_of(64) {
+        prefetch(codes, FAR, NEAR);
+    }
 }

@@ -107,6 +107,7 @@ mod pool_loom {
 #[cfg(not(loom))]
 mod threads {
     use std::sync::Barrier;
+    use std::sync::atomic::AtomicUsize;
 
     use proptest::prelude::*;
 
