@@ -51,6 +51,14 @@ exp-09 *flags:
 exp-12 *flags:
     {{experiment}} exp-12-trit-packing -- "$@"
 
+# Zero density: bitmap and signs against two bits and base 3
+exp-13 *flags:
+    {{experiment}} exp-13-zero-density -- "$@"
+
+# Lookup tables against multiply-add
+exp-14 *flags:
+    {{experiment}} exp-14-lookup-tables -- "$@"
+
 # Every layout and instruction set against its roofline
 exp-15 *flags:
     {{experiment}} exp-15-roofline -- "$@"
@@ -81,7 +89,7 @@ all *flags:
     set -u
     cargo build --release -p experiments || exit
     worst=0
-    for n in 01 02 03 04 05 06 07 08 09 12 15; do
+    for n in 01 02 03 04 05 06 07 08 09 12 13 14 15; do
         just "exp-$n" "$@"
         code=$?
         [ "$code" -eq 130 ] && exit 130

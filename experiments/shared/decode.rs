@@ -91,6 +91,16 @@ impl Wall {
         let (reader, _) = Reader::fastest(pool, &bytes, 2);
         Ok(Wall { bytes, reader })
     }
+
+    /// Reads the buffer once.
+    pub fn read(&self, pool: &Pool) {
+        std::hint::black_box(self.reader.read(pool, &self.bytes));
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
 }
 
 /// What a race gave: its times, and the keys of the share rows.

@@ -1,5 +1,6 @@
 //! What several experiments need of `common` together: it joins lab, which knows no kernels, with kernels that know no lab.
 
+pub mod contest;
 pub mod decode;
 pub mod replay;
 pub mod weights;

@@ -36,13 +36,29 @@ impl Census {
 /// # Errors
 /// Where it cannot be found, or on another architecture, says so in words fit for a verdict.
 pub fn census(kernel: &Kernel) -> Result<Census> {
+    // SAFETY: a kernel's code is a function.
+    unsafe { census_of(&kernel.name(), kernel.code(), &DOTS) }
+}
+
+/// Mnemonics of dot products, as the disassembler spells them.
+pub const DOTS: [&str; 2] = ["Vpdpbusd", "Vpmaddubsw"];
+
+/// Counts a loop of any function that is told by other instructions than dots, `work`: these then count as [`Census::dots`].
+///
+/// # Errors
+/// As [`census`].
+///
+/// # Safety
+/// `code` is the start of a function of this process.
+pub unsafe fn census_of(name: &str, code: *const u8, work: &[&str]) -> Result<Census> {
     #[cfg(target_arch = "x86_64")]
     {
-        x86_64::census(kernel)
+        x86_64::census(name, code as u64, work)
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
-        anyhow::bail!("{}: instructions are counted on x86-64 only", kernel.name())
+        let _ = (code, work);
+        anyhow::bail!("{name}: instructions are counted on x86-64 only")
     }
 }
 
@@ -54,7 +70,6 @@ mod x86_64 {
     use iced_x86::{Decoder, DecoderError, DecoderOptions, FlowControl, Instruction, OpKind};
 
     use super::Census;
-    use crate::kernels::Kernel;
 
     /// Functions of more bytes than this are not looked at.
     const FUNCTION: u64 = 1 << 18;
@@ -65,10 +80,11 @@ mod x86_64 {
     /// The longest instruction.
     const LONGEST: usize = 15;
 
-    pub fn census(kernel: &Kernel) -> Result<Census> {
-        let code = function(kernel.code() as u64);
+    pub fn census(name: &str, code: u64, work: &[&str]) -> Result<Census> {
+        let code = function(code);
         let loops = loops(&code);
-        let counts: Vec<Census> = loops.iter().map(|l| count(&code[l.clone()])).collect();
+        let counts = loops.iter().map(|l| count(&code[l.clone()], work));
+        let counts: Vec<Census> = counts.collect();
         let decodes = |i: usize| counts[i].dots > 0 && counts[i].unpack > 0;
         let innermost = |&i: &usize| {
             let inside = |j: usize| contains(&loops[i], &loops[j]) && counts[j].dots > 0;
@@ -78,7 +94,7 @@ mod x86_64 {
         let found = (0..loops.len()).filter(innermost).map(|i| counts[i]);
         found
             .max_by_key(|c| (unpacks(c), c.dots))
-            .with_context(|| format!("{}: no decode loop in its code", kernel.name()))
+            .with_context(|| format!("{name}: no decode loop in its code"))
     }
 
     fn contains(outer: &Range<usize>, inner: &Range<usize>) -> bool {
@@ -152,7 +168,7 @@ mod x86_64 {
         code.iter().enumerate().filter_map(back).collect()
     }
 
-    fn count(code: &[Instruction]) -> Census {
+    fn count(code: &[Instruction], work: &[&str]) -> Census {
         let mut census = Census::default();
         for instruction in code {
             let name = format!("{:?}", instruction.mnemonic());
@@ -166,7 +182,7 @@ mod x86_64 {
             let reads =
                 (1..instruction.op_count()).any(|i| instruction.op_kind(i) == OpKind::Memory);
             census.loads += usize::from(reads);
-            match kind(instruction, &name, reads, vectors.len()) {
+            match kind(instruction, &name, reads, vectors.len(), work) {
                 Kind::Dot => {
                     census.dots += 1;
                     census.weights += widest;
@@ -187,8 +203,13 @@ mod x86_64 {
         Free,
     }
 
-    fn kind(instruction: &Instruction, name: &str, reads: bool, vectors: usize) -> Kind {
-        const DOTS: [&str; 2] = ["Vpdpbusd", "Vpmaddubsw"];
+    fn kind(
+        instruction: &Instruction,
+        name: &str,
+        reads: bool,
+        vectors: usize,
+        work: &[&str],
+    ) -> Kind {
         const UNPACK: [&str; 21] = [
             "Vpand",
             "Vpor",
@@ -234,7 +255,7 @@ mod x86_64 {
             && instruction.op2_kind() == OpKind::Register
             && instruction.op1_register() == instruction.op2_register();
         let duplicates = name.starts_with("Vmovddup");
-        if DOTS.contains(&name) {
+        if work.contains(&name) {
             Kind::Dot
         } else if zeroes
             || stores
@@ -255,7 +276,7 @@ mod x86_64 {
 
         fn counted(bytes: &[u8]) -> Census {
             let mut decoder = Decoder::with_ip(64, bytes, 0x1000, DecoderOptions::NONE);
-            count(&decoder.iter().collect::<Vec<_>>())
+            count(&decoder.iter().collect::<Vec<_>>(), &super::super::DOTS)
         }
 
         #[test]
