@@ -83,7 +83,7 @@ patch-check:
 exp name *flags:
     name="$1"; shift; {{experiment}} "$name" -- "$@"
 
-# Every experiment of the default build; one that fails does not stop the others
+# Every experiment of the default build, then the report; one that fails does not stop the others
 all *flags:
     #!/usr/bin/env bash
     set -u
@@ -95,7 +95,21 @@ all *flags:
         [ "$code" -eq 130 ] && exit 130
         [ "$code" -gt "$worst" ] && worst=$code
     done
+    # The flags that say where the rows are
+    where=()
+    while [ $# -gt 0 ]; do
+        case "$1" in
+            --quick | --machine=* | --out=*) where+=("$1") ;;
+            --machine | --out) where+=("$1" "${2-}"); shift ;;
+        esac
+        shift
+    done
+    just report "${where[@]}" || worst=2
     exit "$worst"
+
+# Tables and plots into the pages and the README, from the rows of a machine
+report *flags:
+    {{tern}} report "$@"
 
 # Two or more machines, or runs, side by side
 compare +folders:

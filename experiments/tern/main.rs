@@ -12,6 +12,7 @@ mod inspect;
 mod lab_check;
 mod new_experiment;
 mod perplexity;
+mod report;
 mod synthetic;
 mod text;
 mod tokenize;
@@ -43,6 +44,7 @@ enum Command {
     Compare(compare::Args),
     Claims(claims::Args),
     Cite(cite::Args),
+    Report(report::Args),
     Verify(verify::Args),
     LabCheck(lab_check::Args),
     NewExperiment(new_experiment::Args),
@@ -61,6 +63,7 @@ fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
         Command::Compare(args) => compare::run(&args, out),
         Command::Claims(args) => claims::run(&args, out),
         Command::Cite(args) => cite::run(&args, out),
+        Command::Report(args) => report::run(&args, out),
         Command::Verify(args) => verify::run(&args, out),
         Command::LabCheck(args) => lab_check::run(&args, out),
         Command::NewExperiment(args) => new_experiment::run(&args, out),

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
@@ -17,31 +17,50 @@ pub(super) fn wait_for_writer() -> MutexGuard<'static, ()> {
     WRITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes all of `files` into `folder`, which is created when missing: first every one under a
-/// temporary name, to the disk, then each renamed. When one cannot be written, none is replaced.
+/// Writes all of `files` into `folder`, which is created when missing; see [`write_files`].
 ///
 /// # Errors
 /// One that names the folder or file.
 pub fn write_all(folder: &Path, files: &[(String, Vec<u8>)]) -> Result<Vec<PathBuf>> {
+    let files: Vec<_> = files
+        .iter()
+        .map(|(name, bytes)| (folder.join(name), bytes.clone()))
+        .collect();
+    write_files(&files)?;
+    Ok(files.into_iter().map(|(path, _)| path).collect())
+}
+
+/// Writes all of `files`, each into a folder that is created when missing: first every one under a
+/// temporary name, to the disk, then each renamed. When one cannot be written, none is replaced.
+///
+/// # Errors
+/// One that names the folder or file.
+pub fn write_files(files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     let _lock = wait_for_writer();
-    make_folder(folder)?;
     let mut ready = Vec::new();
-    for (name, bytes) in files {
-        let path = folder.join(name);
+    for (path, bytes) in files {
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        make_folder(folder)?;
+        // What a rename would trip over is found before the first of them.
+        ensure!(
+            !path.is_dir(),
+            "{}: cannot be replaced: is a folder, expected a file",
+            path.display()
+        );
         let temporary = write_temporary(folder, bytes)
             .with_context(|| format!("{}: cannot be written", path.display()))?;
         ready.push((temporary, path));
     }
-    ready
-        .into_iter()
-        .map(|(temporary, path)| {
-            temporary
-                .persist(&path)
-                .map_err(|e| e.error)
-                .with_context(|| format!("{}: cannot be replaced", path.display()))?;
-            Ok(path)
-        })
-        .collect()
+    for (temporary, path) in ready {
+        temporary
+            .persist(path)
+            .map_err(|e| e.error)
+            .with_context(|| format!("{}: cannot be replaced", path.display()))?;
+    }
+    Ok(())
 }
 
 fn write_temporary(folder: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
@@ -153,6 +172,29 @@ mod tests {
         assert_eq!(fs::read(folder.join("x.json")).unwrap(), b"2");
         let names: Vec<_> = fs::read_dir(&folder).unwrap().collect();
         assert_eq!(names.len(), 2, "temporary files are gone: {names:?}");
+    }
+
+    #[test]
+    fn when_one_file_cannot_be_written_none_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = dir.path().join("a.csv");
+        fs::write(&old, "old").unwrap();
+        fs::create_dir(dir.path().join("b.csv")).unwrap();
+        fs::write(dir.path().join("c"), "a file").unwrap();
+        for other in ["b.csv", "c/d.csv"] {
+            let files = [
+                (old.clone(), b"new".to_vec()),
+                (dir.path().join(other), b"x".to_vec()),
+            ];
+            let error = format!("{:#}", write_files(&files).unwrap_err());
+            assert!(error.contains(other.split('/').next().unwrap()), "{error}");
+            assert_eq!(fs::read(&old).unwrap(), b"old");
+            assert_eq!(
+                fs::read_dir(&dir).unwrap().count(),
+                3,
+                "temporary files are gone"
+            );
+        }
     }
 
     #[test]

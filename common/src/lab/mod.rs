@@ -60,7 +60,7 @@ pub mod table;
 pub mod verify;
 
 pub use experiment::{Experiment, complain, refuse_flags, run, run_with};
-pub use files::{read, sha256, sha256_file, write_all};
+pub use files::{read, sha256, sha256_file, write_all, write_files};
 pub use flags::Flags;
 pub use folder::{Folder, Run, machines};
 pub use ledger::{
