@@ -153,3 +153,7 @@ test:
 # Formats and kernels on emulated Arm cores; README says which packages it takes
 test-arm:
     scripts/test-arm.sh
+
+# A fuzz target (gguf, tokenizer, csv, pack, kernels) for some seconds, with the address sanitizer; wants cargo-fuzz and a C++ compiler
+fuzz target seconds="60":
+    RUSTC_BOOTSTRAP=1 cargo fuzz run --fuzz-dir fuzz {{target}} -- -max_total_time={{seconds}} -max_len=65536 -rss_limit_mb=2048

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Context, Result};
-use common::lab::compare::{How, Threads, compare};
+use common::lab::compare::{How, Joined, Threads, compare};
 use common::lab::table::{printable, short};
 use common::lab::{Claim, Folder, Metric, Record, Run, split_params};
 use plotters::coord::Shift;
@@ -545,7 +545,7 @@ fn tokens(folder: &Folder) -> Result<Option<Plot>> {
                 rate.isa,
                 rate.params.replace(';', ", ")
             );
-            text(area, (0, y + 7), &cut(&what, 56), 12, left, &BLACK)?;
+            text(area, (0, y + 7), &cut(&what, 54), 12, left, &BLACK)?;
             let scale = 270.0 / scales[&phase(rate)?];
             let length = |value: f64| ((value * scale) as i32).max(1);
             let mut label = short(rate.value);
@@ -623,10 +623,11 @@ fn bits(folder: &Folder) -> Result<Option<Plot>> {
     .map(Some)
 }
 
-/// Each claim as published and as measured here: the same quantity where this machine has its row, else the
-/// figure that the verdict rests on, if its unit is the same.
+/// Each claim as published and as measured here: the quantity that the verdict here rests on, where its source published
+/// the same; else what the source's own figure is of, where this machine has that row; else the two figures, if their
+/// metric is the same.
 fn claims(folder: &Folder, ledger: &[Claim], published: &[Folder]) -> Result<Option<Plot>> {
-    let mut pairs: Vec<(&Claim, &Record, Record)> = Vec::new();
+    let mut pairs: Vec<(&Claim, Record, Record)> = Vec::new();
     for source in published.iter().filter(|f| f.path != folder.path) {
         let both = [source.clone(), folder.clone()];
         let how = How {
@@ -639,18 +640,28 @@ fn claims(folder: &Folder, ledger: &[Claim], published: &[Folder]) -> Result<Opt
             let (Some(claim), Some(theirs)) = (claim, source.record(&finding.key)) else {
                 continue;
             };
-            let same = joined.iter().find(|j| {
-                j.records[0].key() == theirs.key()
-                    && (theirs.threads == 1) == (j.subject.threads == Threads::Count(1))
-            });
-            let of_verdict = || {
-                let ours = folder.findings.iter().find(|f| f.claim == finding.claim)?;
-                folder
-                    .record(&ours.key)
-                    .filter(|r| r.metric == theirs.metric)
+            let ours = folder.findings.iter().find(|f| f.claim == finding.claim);
+            let ours = ours.and_then(|f| folder.record(&f.key));
+            let all_or_one = |j: &&Joined| {
+                (j.records[0].threads == 1) == (j.subject.threads == Threads::Count(1))
             };
-            if let Some(ours) = same.map(|j| j.records[1]).or_else(of_verdict) {
-                pairs.push((claim, theirs, ours.clone()));
+            let of_ours = || {
+                let mut same = joined.iter().filter(all_or_one);
+                same.find(|j| ours.is_some_and(|r| r.key() == j.records[1].key()))
+            };
+            let of_theirs = || {
+                let mut same = joined.iter().filter(all_or_one);
+                same.find(|j| j.records[0].key() == theirs.key())
+            };
+            let pair = of_ours()
+                .or_else(of_theirs)
+                .map(|j| (j.records[0].clone(), j.records[1].clone()))
+                .or_else(|| {
+                    let ours = ours.filter(|r| r.metric == theirs.metric)?;
+                    Some((theirs.clone(), ours.clone()))
+                });
+            if let Some((theirs, ours)) = pair {
+                pairs.push((claim, theirs, ours));
             }
         }
     }
@@ -669,24 +680,24 @@ fn claims(folder: &Folder, ledger: &[Claim], published: &[Folder]) -> Result<Opt
     let plot = picture(folder, &runs, ("claims", None), (title, height), |area| {
         let (blue, orange) = (COLOURS[0], COLOURS[1]);
         let left = (HPos::Left, VPos::Center);
-        for (x, colour, what) in [(360, orange, "published"), (460, blue, "measured here")] {
+        for (x, colour, what) in [(330, orange, "published"), (430, blue, "measured here")] {
             bar(area, (x, 2), (12, 12), colour)?;
             text(area, (x + 18, 8), what, 12, left, &BLACK)?;
         }
         for (i, (claim, theirs, ours)) in pairs.iter().enumerate() {
             let y = 30 + line as i32 * i as i32;
-            let label = cut(&format!("{}  {}", claim.id, claim.claim), 54);
+            let label = cut(&format!("{}  {}", claim.id, claim.claim), 46);
             text(area, (0, y + 14), &label, 12, left, &BLACK)?;
             let most = theirs.value.abs().max(ours.value.abs());
-            for (row, record, colour) in [(0, *theirs, orange), (1, ours, blue)] {
+            for (row, record, colour) in [(0, theirs, orange), (1, ours, blue)] {
                 let length = if most > 0.0 {
-                    record.value.abs() / most * 240.0
+                    record.value.abs() / most * 210.0
                 } else {
                     0.0
                 };
                 let top = y + 15 * row;
-                bar(area, (360, top), ((length as i32).max(1), 12), colour)?;
-                let at = (360 + (length as i32).max(1) + 6, top + 6);
+                bar(area, (330, top), ((length as i32).max(1), 12), colour)?;
+                let at = (330 + (length as i32).max(1) + 6, top + 6);
                 text(area, at, &labelled(record), 11, left, &BLACK)?;
             }
         }
