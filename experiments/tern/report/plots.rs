@@ -182,12 +182,14 @@ enum Mark {
     Both,
 }
 
+/// (x, y, interval of y).
+type Point = (f64, f64, Option<(f64, f64)>);
+
 struct Series {
     name: String,
     colour: RGBColor,
     mark: Mark,
-    /// (x, y, interval of y).
-    points: Vec<(f64, f64, Option<(f64, f64)>)>,
+    points: Vec<Point>,
 }
 
 /// Points and lines over two axes, with a legend on the right.
@@ -572,7 +574,7 @@ fn bits(folder: &Folder) -> Result<Option<Plot>> {
         return Ok(None);
     };
     let mut formats: Vec<&str> = Vec::new();
-    let mut points: Vec<Vec<(f64, f64, Option<(f64, f64)>)>> = Vec::new();
+    let mut points: Vec<Vec<Point>> = Vec::new();
     for record in run
         .records
         .iter()
