@@ -332,7 +332,7 @@ fn bandwidth(folder: &Folder) -> Result<Option<Plot>> {
         .iter()
         .zip(COLOURS.iter().cycle())
         .map(|((threads, sets), colour)| Series {
-            name: format!("{threads} thread{}", if *threads == 1 { "" } else { "s" }),
+            name: counted(*threads),
             colour: *colour,
             mark: Mark::Both,
             points: sets
@@ -361,6 +361,10 @@ fn bandwidth(folder: &Folder) -> Result<Option<Plot>> {
     .map(Some)
 }
 
+fn counted(threads: usize) -> String {
+    format!("{threads} thread{}", if threads == 1 { "" } else { "s" })
+}
+
 /// A power of two in its unit.
 fn bytes(value: f64) -> String {
     for (unit, scale) in [("GB", 30), ("MB", 20), ("KB", 10)] {
@@ -377,22 +381,23 @@ fn roofline(folder: &Folder) -> Result<Option<Plot>> {
     let Some(run) = folder.run("exp-15") else {
         return Ok(None);
     };
-    let all = run.records.iter().map(|r| r.threads).max().unwrap_or(1);
-    let on_all = || run.records.iter().filter(|r| r.threads == all);
-    let from = |place: &str| -> Result<Vec<&Record>> {
-        let mut found = Vec::new();
-        for record in on_all() {
-            let one_token = param(record, "batch")?.as_deref() == Some("1");
-            if one_token && param(record, "from")?.as_deref() == Some(place) {
-                found.push(record);
+    let mut by_place = [("DRAM", "dram", Vec::new()), ("cache", "cache", Vec::new())];
+    for record in &run.records {
+        if param(record, "batch")?.as_deref() == Some("1") {
+            let from = param(record, "from")?;
+            let mut places = by_place.iter_mut();
+            if let Some(place) = places.find(|(_, name, _)| from.as_deref() == Some(*name)) {
+                place.2.push(record);
             }
         }
-        Ok(found)
-    };
+    }
     // A quick run measures nothing from DRAM.
-    let (dram, cache) = (from("dram")?, from("cache")?);
-    let place = if dram.is_empty() { "cache" } else { "DRAM" };
-    let decode = if dram.is_empty() { cache } else { dram };
+    let Some((place, _, mut decode)) = by_place.into_iter().find(|p| !p.2.is_empty()) else {
+        return Ok(None);
+    };
+    let all = decode.iter().map(|r| r.threads).max().unwrap_or(1);
+    decode.retain(|r| r.threads == all);
+    let on_all = || run.records.iter().filter(|r| r.threads == all);
     let mut series: Vec<Series> = Vec::new();
     let (mut isas, mut layouts): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
     for rate in decode.iter().filter(|r| r.metric == Metric::WeightsPerS) {
@@ -475,8 +480,9 @@ fn roofline(folder: &Folder) -> Result<Option<Plot>> {
         .into_iter()
         .flatten()
         .collect();
+    let threads = counted(all);
     let title =
-        format!("Roofline: one token from {place} and a batch from cache, {all} threads (GMAC/s)");
+        format!("Roofline: one token from {place} and a batch from cache, {threads} (GMAC/s)");
     let height = 90 + (19 * roofs.len() as u32).max(400);
     let name = ("roofline", Some("exp-15"));
     picture(folder, &runs, name, (&title, height), |area| {
@@ -528,8 +534,10 @@ fn tokens(folder: &Folder) -> Result<Option<Plot>> {
         *most = most.max(rate.value).max(ceiling.unwrap_or(0.0));
     }
     bars.sort_by_key(|(rate, _)| phase(rate).unwrap_or_default());
-    let title =
-        format!("Tokens a second against the ceiling that memory sets, {all} threads (tok/s)");
+    let title = format!(
+        "Tokens a second against the ceiling that memory sets, {} (tok/s)",
+        counted(all)
+    );
     let line = 24;
     let height = 58 + 40 + line * bars.len() as u32;
     let name = ("tokens", Some("exp-08"));
@@ -589,6 +597,9 @@ fn bits(folder: &Folder) -> Result<Option<Plot>> {
     }
     if points.is_empty() {
         return Ok(None);
+    }
+    for point in points.iter_mut().flatten() {
+        point.0 *= 100.0;
     }
     let series: Vec<Series> = formats
         .iter()
