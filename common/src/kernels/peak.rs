@@ -7,6 +7,7 @@ use super::Isa;
 ///
 /// * `avx512-vnni`, `avx-vnni`: `vpdpbusd`, on independent accumulators.
 /// * `avx2`: `vpmaddubsw` and the 16-bit addition that keeps its sums.
+/// * `neon`: `smlal` on both halves of a vector; `dotprod`: `sdot`; `i8mm`: `smmla`.
 pub fn run(isa: Isa, steps: usize) -> Option<u64> {
     if !isa.available() {
         return None;
@@ -14,6 +15,8 @@ pub fn run(isa: Isa, steps: usize) -> Option<u64> {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni => super::x86::peak::run(isa, steps),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dotprod | Isa::I8mm => super::arm::peak::run(isa, steps),
         _ => None,
     }
 }

@@ -4,6 +4,7 @@
 //! [`KERNELS`].
 
 mod codes;
+pub(super) mod peak;
 mod run;
 mod sets;
 

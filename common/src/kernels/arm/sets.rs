@@ -83,7 +83,7 @@ macro_rules! instruction {
     ($(#[$doc:meta])* $name:ident, $text:literal) => {
         $(#[$doc])*
         #[inline(always)]
-        unsafe fn $name(mut acc: int32x4_t, u: uint8x16_t, y: int8x16_t) -> int32x4_t {
+        pub(super) unsafe fn $name(mut acc: int32x4_t, u: uint8x16_t, y: int8x16_t) -> int32x4_t {
             // SAFETY: registers only; the caller's function enables the instruction.
             unsafe {
                 asm!($text, acc = inout(vreg) acc, u = in(vreg) u, y = in(vreg) y, options(pure, nomem, nostack, preserves_flags));
