@@ -119,6 +119,10 @@ compare +folders:
 claims *flags:
     {{tern}} claims "$@"
 
+# Which file, layout and threads suit this machine, and what to expect
+advise *flags:
+    {{tern}} advise "$@"
+
 # A line for a write-up
 cite *what:
     {{tern}} cite "$@"

@@ -27,6 +27,8 @@ fi
 
 export RUSTC="$sysroot/bin/rustc" CARGO_TARGET_DIR=target/arm TERN_EMULATED=1
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+# Linked statically: older versions of qemu-user hang in pthread_create of a dynamic program.
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static"
 # What the tests need of optimization; a debugger's tables would double the time to link.
 export CARGO_PROFILE_TEST_DEBUG=false
 

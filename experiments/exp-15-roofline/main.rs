@@ -48,18 +48,21 @@ fn layouts(isa: Isa) -> Vec<&'static Kernel> {
         .collect()
 }
 
-/// Gw/s of each kernel on one thread from cache.
-fn from_cache(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<f64>> {
+/// Gw/s of each kernel from cache, by thread count: threads that share a core, or its power, do less than each alone.
+fn from_cache(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Vec<f64>>> {
     let at = At::new(CACHE.0, CACHE.1, "cache");
     let mut stacks = decode::stacks(exp, kernels, &at)?;
-    let raced = decode::race(exp, &Pool::new(1)?, &mut stacks, None, &at, &|_, _| vec![])?;
-    let rate = |s: &Stack| {
-        raced
-            .times
-            .rate(&s.kernel().name(), Metric::WeightsPerS, s.weights() as f64)
-            .median
-    };
-    Ok(stacks.iter().map(rate).collect())
+    let mut rates = Vec::new();
+    for threads in exp.thread_counts() {
+        let pool = Pool::new(threads)?;
+        let raced = decode::race(exp, &pool, &mut stacks, None, &at, &|_, _| vec![])?;
+        let rate = |s: &Stack| {
+            let (name, weights) = (s.kernel().name(), s.weights() as f64);
+            raced.times.rate(&name, Metric::WeightsPerS, weights).median
+        };
+        rates.push(stacks.iter().map(rate).collect());
+    }
+    Ok(rates)
 }
 
 /// GMAC/s of each kernel on 64 tokens.
@@ -106,21 +109,29 @@ struct Decode {
     rate: Stat,
 }
 
+/// The share of plain reads from which on a layout counts as at the wall, in %.
+const AT_WALL: f64 = 90.0;
+
 /// What memory allows and what each kernel does, on one race a thread count; and the prediction beside it: the lesser of what
 /// the threads do from cache and of the wall over the bytes a weight takes.
 fn from_dram(
     exp: &mut Experiment,
     kernels: &[&'static Kernel],
-    cache: &[f64],
+    cache: &[Vec<f64>],
     found: &mut Vec<Decode>,
 ) -> Result<()> {
     let at = At::new(DRAM.0, DRAM.1, "dram");
     let mut stacks = decode::stacks(exp, kernels, &at)?;
-    for threads in exp.thread_counts() {
+    let mut meets = vec![None; stacks.len()];
+    for (threads, cache) in exp.thread_counts().into_iter().zip(cache) {
         let pool = Pool::new(threads)?;
         let wall = Wall::new(&pool, exp)?;
         let raced = decode::race(exp, &pool, &mut stacks, Some(&wall), &at, &|_, _| vec![])?;
-        for ((stack, cache), (share, _)) in stacks.iter().zip(cache).zip(&raced.shares) {
+        let found_at = stacks.iter().zip(cache).zip(&raced.shares).zip(&mut meets);
+        for (((stack, &cache), (share, _)), meets) in found_at {
+            if *share >= AT_WALL {
+                meets.get_or_insert(threads);
+            }
             let kernel = stack.kernel();
             let (variant, isa) = decode::names(kernel);
             let rate =
@@ -129,7 +140,7 @@ fn from_dram(
                     .rate(&kernel.name(), Metric::WeightsPerS, stack.weights() as f64);
             // Share of the wall of the same rounds, so that a drifting memory moves both.
             let at_wall = rate.median / (share / 100.0);
-            let predicted = at_wall.min(cache * threads as f64);
+            let predicted = at_wall.min(cache);
             let row = || {
                 Row::new(variant, isa).threads(threads).params([
                     ("rows", at.rows),
@@ -173,6 +184,15 @@ fn from_dram(
                 row.metric(Metric::Speedup, ratio)
                     .baseline(decode::baseline(two_bit.kernel())),
             )?;
+        }
+    }
+    for (stack, threads) in stacks.iter().zip(meets) {
+        if let Some(threads) = threads {
+            let (variant, isa) = decode::names(stack.kernel());
+            let row = at
+                .row(variant, isa, threads)
+                .param("of", "threads at the wall");
+            exp.row(row.exact(Metric::Count, threads))?;
         }
     }
     Ok(())

@@ -3,6 +3,7 @@
 //! Exit code 0 when the command did its work, 1 when an equality that must hold does not, 2 for bad
 //! flags or bad input, with one line on standard error.
 
+mod advise;
 mod cite;
 mod claims;
 mod compare;
@@ -41,6 +42,7 @@ enum Command {
     Inspect(inspect::Args),
     Convert(convert::Args),
     Synthetic(synthetic::Args),
+    Advise(advise::Args),
     Compare(compare::Args),
     Claims(claims::Args),
     Cite(cite::Args),
@@ -60,6 +62,7 @@ fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
         Command::Inspect(args) => inspect::run(&args, out),
         Command::Convert(args) => convert::run(&args, out),
         Command::Synthetic(args) => synthetic::run(&args, out),
+        Command::Advise(args) => advise::run(&args, out),
         Command::Compare(args) => compare::run(&args, out),
         Command::Claims(args) => claims::run(&args, out),
         Command::Cite(args) => cite::run(&args, out),
