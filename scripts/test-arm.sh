@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of formats and kernels on emulated Arm cores, one for each path that a kernel can take:
+# The tests of formats and kernels, and the model's logits, on emulated Arm cores, one for each path that a kernel can take:
 # the 8-bit matrix extension, dot products without it, neither. Time under emulation means nothing and is not reported.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,8 +47,8 @@ cargo test -q -p common --lib --target "$target" --no-run
 for core in "max neon,dotprod,i8mm" "cortex-a76 neon,dotprod" "cortex-a72 neon"; do
     on $core --exact --nocapture kernels::arm::tests::every_kernel_of_this_core_runs
 done
-on max neon,dotprod,i8mm kernels:: formats::
+on max neon,dotprod,i8mm kernels:: formats:: one_hash_of_logits
 on cortex-a76 neon,dotprod kernels::
 on cortex-a72 neon kernels::
 echo
-echo "test-arm: every kernel ran exactly on max, cortex-a76 and cortex-a72"
+echo "test-arm: every kernel ran exactly on max, cortex-a76 and cortex-a72; the model gave the logits that it gives on x86"
