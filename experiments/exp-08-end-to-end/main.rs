@@ -263,7 +263,7 @@ fn prompt_of_512(
     let products = Stat::of(&alone).median;
     let shares: Vec<f64> = seconds.iter().map(|s| 100.0 * products / s).collect();
     let share = row("prefill")
-        .baseline("fused-guided")
+        .baseline(WAYS[3].0)
         .metric(Metric::Share, Stat::of(&shares));
     exp.row(share)?;
     Ok(())
@@ -408,10 +408,10 @@ fn race(
             keys.push((faster, exp.row(row.metric(Metric::Speedup, faster))?));
         }
     }
-    let best = times.speedup("decode", "fused-dynamic").scaled(100.0);
+    let best = times.speedup("decode", "fused-shares").scaled(100.0);
     exp.row(
         row("decode")
-            .baseline(format!("fused-dynamic {isa}"))
+            .baseline(format!("fused-shares {isa}"))
             .metric(Metric::Share, best),
     )?;
 

@@ -240,7 +240,7 @@ impl Bench<'_> {
         }
         race.add_timed("twice-the-threads", || decode(2, &self.crowd));
         race.add_timed("static", || replay(2));
-        race.add_timed("guided", || replay(3));
+        race.add_timed("shares", || replay(3));
         let times = race.run()?;
         drop(race);
         let spent = spent.into_inner();
@@ -257,7 +257,7 @@ impl Bench<'_> {
             }
             barriers[i] = self.decoded(exp, &times, name, threads, load, &spent[i])?;
         }
-        for name in ["static", "guided"] {
+        for name in ["static", "shares"] {
             let row = self
                 .row(name, threads, load)
                 .claim("L25")
@@ -283,7 +283,7 @@ impl Bench<'_> {
                     .metric(Metric::Speedup, speedup),
             )
         };
-        exp.row(against("guided", "static", "replay").1)?;
+        exp.row(against("shares", "static", "replay").1)?;
         let (speedup, row) = against("twice-the-threads", "normal-priority", "decode");
         let key = exp.row(row)?;
         let normal = Some((speedup, key, barriers[0]));

@@ -12,10 +12,10 @@ pub type Way = (&'static str, Schedule, bool);
 
 /// The source's three, and what this runtime does.
 pub const WAYS: [Way; 4] = [
-    ("dynamic", Schedule::Dynamic, false),
+    ("dynamic", Schedule::Counter, false),
     ("static", Schedule::Static, false),
     ("fused", Schedule::Static, true),
-    ("fused-dynamic", Schedule::Dynamic, true),
+    ("fused-shares", Schedule::Dynamic, true),
 ];
 
 /// The ternary products of a pass.

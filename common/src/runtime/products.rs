@@ -1,5 +1,7 @@
 //! Matrices times activations on all threads of a pool: several matrices in one job, their rows shared out by a schedule.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use anyhow::{Context, Result};
 
 use super::pool::{Chunks, Pool};
@@ -21,6 +23,8 @@ pub enum Schedule {
     Dynamic,
     /// One slice a thread, the same in every call.
     Static,
+    /// Chunks of 64 rows from one counter, as sources J and L hand them out; for comparison.
+    Counter,
 }
 
 /// A matrix of a job.
@@ -89,6 +93,18 @@ impl<'a> Job<'a> {
         let body = |_, units: std::ops::Range<usize>| rows(units.start, units.end);
         match schedule {
             Schedule::Static => pool.slices(self.units, 1, body),
+            Schedule::Counter => {
+                let next = AtomicUsize::new(0);
+                pool.run(|_| {
+                    loop {
+                        let start = next.fetch_add(CHUNK, Relaxed);
+                        if start >= self.units {
+                            break;
+                        }
+                        rows(start, self.units.min(start + CHUNK));
+                    }
+                });
+            }
             Schedule::Dynamic => {
                 let chunks = Chunks {
                     size: CHUNK,
@@ -130,7 +146,7 @@ mod tests {
         });
         for threads in [1, 2, 3] {
             let pool = Pool::new(threads).unwrap();
-            for schedule in [Schedule::Dynamic, Schedule::Static] {
+            for schedule in [Schedule::Dynamic, Schedule::Static, Schedule::Counter] {
                 let mut outs = matrices.each_ref().map(|m| vec![0.0; 2 * m.0]);
                 let mut job = Job::default();
                 for (m, out) in matrices.iter().zip(&mut outs) {
