@@ -39,7 +39,7 @@ fn run(exp: &mut Experiment) -> Result<()> {
         );
     }
     let batches = if exp.quick() {
-        &BATCHES[..4]
+        &[4, 64][..]
     } else {
         &BATCHES[..]
     };
