@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         ggml::check_build()?;
         for case in cases(exp) {
             let mut rng = exp.rng("weights");
-            let w = Ternary::random(case.rows, case.cols, || rng.next_u64());
+            let w = Ternary::random(case.rows, case.cols, &mut rng);
             let mut rng = exp.rng("activations");
             let x: Vec<f32> = (0..case.tokens * case.cols)
                 .map(|_| normal(&mut rng))
@@ -103,7 +103,7 @@ fn compare(
     );
     exp.progress(format!("packing {shape}"));
     let checked = CHECKED_ROWS.min(case.rows);
-    let exact = w.exact(x, checked);
+    let exact = w.exact(x, checked)?;
     let cpu = Cpu::new(threads)?;
     let pool = Pool::new(threads)?;
 

@@ -4,4 +4,5 @@
 //! ggml, whose kernels are chosen when it is compiled.
 
 pub mod ggml;
+pub mod llama;
 pub mod matrix;

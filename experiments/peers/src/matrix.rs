@@ -1,45 +1,41 @@
 //! One ternary matrix in every format that either side multiplies, and our side of the product.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use common::formats::{BlockQ4_0, BlockQ8_0, Format};
-use common::kernels::{self, Activations, Kernel, MatrixRef, Out};
+use common::kernels::{self, Activations, Kernel, MatrixRef};
 use common::runtime::memory::AlignedBuf;
-use common::runtime::pool::{Chunks, Pool};
+use common::runtime::pool::Pool;
+use common::runtime::stack;
 use half::f16;
+use rand::RngExt;
 
-/// Ternary weights: codes u = w + 1 and a scale for each run of 256, which every format can store exactly.
+/// Ternary weights: codes u = w + 1 and a scale for each run of 256, which every format can store exactly. Some rows are drawn, the
+/// rest repeats them: time does not depend on the weights.
 pub struct Ternary {
     /// Outputs.
     pub rows: usize,
     /// Inputs, a multiple of 256.
     pub cols: usize,
-    /// `[row][col]`.
-    pub codes: Vec<u8>,
-    /// `[row][col / 256]`.
-    pub scales: Vec<f16>,
+    /// `[row][col]` of the rows that were drawn.
+    codes: Vec<u8>,
+    /// `[row][col / 256]` of the same.
+    scales: Vec<f16>,
 }
 
 /// Weights that share a scale.
 const RUN: usize = 256;
 
 impl Ternary {
-    /// Codes and scales from 64-bit random numbers.
-    pub fn random(rows: usize, cols: usize, mut next: impl FnMut() -> u64) -> Self {
-        let mut codes = Vec::with_capacity(rows * cols + 20);
-        while codes.len() < rows * cols {
-            let mut bits = next();
-            for _ in 0..20 {
-                codes.push((bits % 3) as u8);
-                bits /= 3;
-            }
-        }
-        codes.truncate(rows * cols);
-        let scale = |_| f16::from_f32(0.01 + (next() % 64) as f32 / 4096.0);
+    /// Codes and scales from random numbers.
+    pub fn random(rows: usize, cols: usize, rng: &mut impl RngExt) -> Self {
+        let drawn = rows.min(64) * cols;
         Ternary {
             rows,
             cols,
-            codes,
-            scales: (0..rows * cols / RUN).map(scale).collect(),
+            codes: (0..drawn).map(|_| rng.random_range(0..3)).collect(),
+            scales: (0..drawn / RUN)
+                .map(|_| f16::from_f32(rng.random_range(0.01..0.03)))
+                .collect(),
         }
     }
 
@@ -48,7 +44,7 @@ impl Ternary {
     /// # Errors
     /// A format that cannot hold them.
     pub fn pack(&self, format: Format) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; format.matrix_bytes(self.rows, self.cols)?];
+        let mut bytes = vec![0; format.matrix_bytes(self.codes.len() / self.cols, self.cols)?];
         let scale = |block: usize, weights: usize| self.scales[block * weights / RUN];
         match format {
             Format::Q4_0 => {
@@ -59,11 +55,7 @@ impl Ternary {
             }
             Format::Q8_0 => {
                 let blocks: &mut [BlockQ8_0] = bytemuck::cast_slice_mut(&mut bytes);
-                for (b, (to, u)) in blocks
-                    .iter_mut()
-                    .zip(self.codes.as_chunks::<32>().0)
-                    .enumerate()
-                {
+                for (b, (to, u)) in blocks.iter_mut().zip(self.codes.as_chunks().0).enumerate() {
                     *to = BlockQ8_0 {
                         d: scale(b, 32),
                         qs: u.map(|u| u as i8 - 1),
@@ -76,29 +68,32 @@ impl Ternary {
                 format.pack(&self.codes, &scales, &mut bytes)?;
             }
         }
-        Ok(bytes)
+        let all = format.matrix_bytes(self.rows, self.cols)?;
+        Ok(bytes.iter().copied().cycle().take(all).collect())
     }
 
-    /// The product with f32 activations, `[token][cols]`, in f64, for some rows; `[token][row]`.
-    pub fn exact(&self, x: &[f32], rows: usize) -> Vec<f64> {
+    /// The first `rows` products with f32 activations, `[token][cols]`, in f64; `[token][row]`.
+    ///
+    /// # Errors
+    /// More rows than were drawn.
+    pub fn exact(&self, x: &[f32], rows: usize) -> Result<Vec<f64>> {
+        ensure!(
+            rows * self.cols <= self.codes.len(),
+            "exact: {rows} rows of the {} that were drawn",
+            self.codes.len() / self.cols
+        );
         let mut out = Vec::new();
         for x in x.chunks_exact(self.cols) {
             for r in 0..rows {
                 let codes = &self.codes[r * self.cols..][..self.cols];
                 let scales = &self.scales[r * self.cols / RUN..];
-                let terms = codes.iter().zip(x).enumerate();
-                out.push(
-                    terms
-                        .map(|(k, (&u, &x))| {
-                            (f64::from(u) - 1.0)
-                                * f64::from(x)
-                                * f64::from(scales[k / RUN].to_f32())
-                        })
-                        .sum(),
-                );
+                let terms = codes.iter().zip(x).enumerate().map(|(k, (&u, &x))| {
+                    (f64::from(u) - 1.0) * f64::from(x) * f64::from(scales[k / RUN].to_f32())
+                });
+                out.push(terms.sum());
             }
         }
-        out
+        Ok(out)
     }
 }
 
@@ -149,20 +144,7 @@ impl Ours {
     pub fn run(&mut self, pool: &Pool) -> Result<()> {
         self.quantized.set(&self.x)?;
         let w = MatrixRef::new(self.kernel.layout(), self.rows, self.cols, &self.bytes)?;
-        let tokens = self.quantized.tokens();
-        let (kernel, x) = (self.kernel, &self.quantized);
-        let out = Out::new(&mut self.out, tokens, self.rows)?;
-        let tile = kernel.layout().tile_rows();
-        let by = Chunks {
-            size: tile.max(64),
-            multiple: tile,
-        };
-        pool.chunks_by(self.rows, by, |_, rows| {
-            // SAFETY: the pool hands out disjoint ranges of rows.
-            let done = unsafe { kernel.multiply_rows(&w, x, rows, out) };
-            done.expect("the shapes were checked when the product was made");
-        });
-        Ok(())
+        stack::multiply(pool, self.kernel, &w, &self.quantized, &mut self.out)
     }
 }
 
