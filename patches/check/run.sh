@@ -37,10 +37,16 @@ fi
 
 # cargo knows where the package is unpacked; nothing is compiled
 manifest=experiments/peers/Cargo.toml
-cargo fetch --quiet --locked --manifest-path "$manifest"
-source=$(cargo metadata --format-version 1 --locked --offline --manifest-path "$manifest" |
-    grep -o "\"manifest_path\":\"[^\"]*$package[^\"]*Cargo.toml\"" | head -n 1 | sed 's/.*:"//; s/Cargo.toml"$//')
-[ -d "${source}llama.cpp" ] || missing "$package is not in the cargo registry, which $manifest names"
+locate() {
+    cargo metadata --format-version 1 --locked --offline --manifest-path "$manifest" 2> /dev/null |
+        grep -o "\"manifest_path\":\"[^\"]*$package[^\"]*Cargo.toml\"" | head -n 1 | sed 's/.*:"//; s/Cargo.toml"$//'
+}
+source=$(locate || true)
+if [ -z "$source" ]; then
+    cargo fetch --quiet --locked --manifest-path "$manifest" || missing "cargo cannot fetch $package, which $manifest names"
+    source=$(locate || true)
+fi
+[ -d "${source}llama.cpp" ] || missing "$package is not where cargo says it is"
 
 mkdir -p "$work"
 if ! cmp -s "$patch" "$work/applied.patch"; then

@@ -1,5 +1,7 @@
 //! Our kernels and llama.cpp's on the same weights, threads and shapes, interleaved in one process.
 
+mod model;
+
 use std::cell::RefCell;
 use std::process::ExitCode;
 
@@ -78,7 +80,7 @@ fn main() -> ExitCode {
                 compare(exp, &case, &w, &x, threads)?;
             }
         }
-        Ok(())
+        model::compare(exp)
     })
 }
 
