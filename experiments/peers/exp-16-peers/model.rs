@@ -1,4 +1,4 @@
-//! A whole model on both sides: the same greedy ids, and rates.
+//! The repo's model on both sides: the same greedy ids, and rates; and what times whole models.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -17,27 +17,35 @@ use common::runtime::tokenizer::Tokenizer;
 use peers::llama::Llama;
 use serde_json::Value;
 
-/// Formats in which the model runs on each side: what both can read, then what only one can.
-const BOTH: Format = Format::F32;
-const OURS: [Format; 2] = [Format::Pq2_0, Format::Ptq1_0];
+/// Dense on both sides, ternary on ours: libllama knows neither format.
+const FORMATS: [Format; 3] = [Format::F32, Format::Pq2_0, Format::Ptq1_0];
 
-const SIZE: Size = Size {
+/// Of every session.
+pub const SIZE: Size = Size {
     context: 512,
     batch: 64,
     proposals: 0,
 };
 
-/// The repo's model: dense on both sides, ternary on ours.
-pub fn compare(exp: &mut Experiment) -> Result<()> {
+/// The repo's model.
+pub fn compare(exp: &mut Experiment, folder: &Path) -> Result<()> {
     let source = Gguf::open(&exp.model()?)?;
-    let folder = tempfile::tempdir().context("a folder for converted files")?;
-    let file = |format: Format| folder.path().join(format!("{format}.gguf"));
-    for format in [BOTH].iter().chain(&OURS) {
-        gguf::convert(&source, &file(*format), *format, |_| {})?;
+    let file = |format: Format| folder.join(format!("nano-{format}.gguf"));
+    for format in FORMATS {
+        gguf::convert(&source, &file(format), format, |_| {})?;
     }
-    same_ids(exp, &source, &file(BOTH))?;
+    same_ids(exp, &source, &file(Format::F32))?;
+    let tokens = if exp.quick() { [16, 4] } else { [64, 32] };
     for threads in exp.thread_counts() {
-        rates(exp, threads, &file)?;
+        let pool = Pool::new(threads)?;
+        let llama = Llama::open(&file(Format::F32), threads, SIZE.context)?;
+        let theirs = [("libllama f32".to_owned(), RefCell::new(llama))];
+        let ours = FORMATS.map(|format| {
+            let (_, model) = Model::open(&file(format), &Options::default(), &pool)?;
+            Ok((format!("ours {format}"), model))
+        });
+        let ours = ours.into_iter().collect::<Result<Vec<_>>>()?;
+        rates(exp, "nano", &pool, &theirs, &ours, tokens)?;
     }
     Ok(())
 }
@@ -85,8 +93,8 @@ fn same_ids(exp: &mut Experiment, source: &Gguf, dense: &Path) -> Result<()> {
     }
     ensure!(compared > 0, "prompts.json: nothing to compare");
     let row = || {
-        Row::new("dense", "")
-            .baseline("libllama ")
+        Row::new("ours f32", "")
+            .baseline("libllama f32")
             .threads(threads)
             .param("prompts", prompts.len())
     };
@@ -103,51 +111,50 @@ fn same_ids(exp: &mut Experiment, source: &Gguf, dense: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Prefill and decode, all variants in turn.
-fn rates(
+/// A prefill of so many tokens and a decode of so many, all variants in turn.
+pub fn rates(
     exp: &mut Experiment,
-    threads: usize,
-    file: &dyn Fn(Format) -> std::path::PathBuf,
+    shape: &str,
+    pool: &Pool,
+    theirs: &[(String, RefCell<Llama>)],
+    ours: &[(String, Model)],
+    tokens: [usize; 2],
 ) -> Result<()> {
-    let pool = Pool::new(threads)?;
-    let theirs = RefCell::new(Llama::open(&file(BOTH), threads, SIZE.context)?);
-    let mut models = Vec::new();
-    for format in [BOTH].iter().chain(&OURS) {
-        let (_, model) = Model::open(&file(*format), &Options::default(), &pool)?;
-        models.push((format!("ours {format}"), model));
-    }
-    let sessions = models
+    let threads = pool.threads();
+    let sessions = ours
         .iter()
-        .map(|(name, model)| Ok((name, RefCell::new(Session::new(model, &pool, SIZE)?))))
+        .map(|(name, model)| Ok((name, RefCell::new(Session::new(model, pool, SIZE)?))))
         .collect::<Result<Vec<_>>>()?;
-    let baseline = format!("libllama {BOTH}");
-    let (prefill, decode) = if exp.quick() { (16, 4) } else { (64, 32) };
-    let ids: Vec<u32> = (0..prefill.max(decode)).map(|i| i % 64 + 1).collect();
-
-    for (what, tokens) in [("prefill", prefill), ("decode", decode)] {
-        exp.progress(format!("{what}, {threads} threads"));
-        let ids = &ids[..tokens as usize];
+    for (phase, tokens) in ["prefill", "decode"].into_iter().zip(tokens) {
+        exp.progress(format!("{shape}: {phase}, {threads} threads"));
         // A prefill takes the tokens at once, a decode one by one after a short prompt.
-        let step = if what == "prefill" { ids.len() } else { 1 };
+        let (prompt, step) = match phase {
+            "prefill" => (0, tokens),
+            _ => (2, 1),
+        };
+        let ids: Vec<u32> = (0..prompt + tokens).map(|i| i as u32 % 64 + 1).collect();
+        let (prompt, ids) = ids.split_at(prompt);
         let mut race = exp.race();
-        race.add_timed(baseline.as_str(), || {
-            let mut llama = theirs.borrow_mut();
-            llama.clear();
-            if step == 1 {
-                llama.decode(&ids[..4], false)?;
-            }
-            timed(|| {
-                ids.chunks(step)
-                    .try_for_each(|ids| llama.decode(ids, false))
-            })
-        });
+        for (name, llama) in theirs {
+            race.add_timed(name, move || {
+                let mut llama = llama.borrow_mut();
+                llama.clear();
+                prompt
+                    .chunks(SIZE.batch)
+                    .try_for_each(|ids| llama.decode(ids, false))?;
+                timed(|| {
+                    ids.chunks(step)
+                        .try_for_each(|ids| llama.decode(ids, false))
+                })
+            });
+        }
         for (name, session) in &sessions {
-            race.add_timed(name.as_str(), || {
+            race.add_timed(name.as_str(), move || {
                 let mut session = session.borrow_mut();
                 session.reset();
-                if step == 1 {
-                    session.advance(&ids[..4])?;
-                }
+                prompt
+                    .chunks(SIZE.batch)
+                    .try_for_each(|ids| session.advance(ids))?;
                 timed(|| {
                     ids.chunks(step).try_for_each(|ids| {
                         session.advance(ids)?;
@@ -158,24 +165,23 @@ fn rates(
         }
         let times = race.run()?;
         drop(race);
-        let row = |name: &str| {
-            Row::new(name, "")
-                .threads(threads)
+        let params = |row: Row| {
+            row.threads(threads)
+                .param("model", shape)
+                .param("phase", phase)
                 .param("tokens", tokens)
-                .param("phase", what)
         };
-        let names = sessions.iter().map(|(name, _)| name.as_str());
-        for name in names.clone().chain([baseline.as_str()]) {
-            let rate = times.rate(name, Metric::TokensPerS, f64::from(tokens));
-            exp.row(row(name).metric(Metric::TokensPerS, rate))?;
+        let peers = || theirs.iter().map(|(name, _)| name);
+        for name in peers().chain(ours.iter().map(|(name, _)| name)) {
+            let rate = times.rate(name, Metric::TokensPerS, tokens as f64);
+            exp.row(params(Row::new(name, "").metric(Metric::TokensPerS, rate)))?;
         }
-        for name in names {
-            let speedup = times.speedup(name, &baseline);
-            exp.row(
-                row(name)
-                    .baseline(&baseline)
-                    .metric(Metric::Speedup, speedup),
-            )?;
+        for (name, _) in ours {
+            for peer in peers() {
+                let speedup = times.speedup(name, peer);
+                let row = Row::new(name, "").baseline(peer);
+                exp.row(params(row.metric(Metric::Speedup, speedup)))?;
+            }
         }
     }
     Ok(())

@@ -208,7 +208,7 @@ fn kernel_rates(exp: &mut Experiment, threads: usize) -> Result<()> {
         &[
             (2048, 2048, 1, 40, "cache"),
             (32768, 8192, 1, 1, ""),
-            (17408, 5120, 64, 1, ""),
+            (4096, 5120, 64, 1, ""),
         ]
     };
     for &(rows, cols, batch, repeat, from) in cases {

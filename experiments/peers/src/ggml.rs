@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use common::formats::Format;
 use llama_cpp_sys_2 as sys;
 
@@ -57,28 +57,27 @@ impl Cpu {
         }
     }
 
-    /// The buffer type into which ggml repacks the weights of types that it has a layout for, if the build has one.
-    fn repack_buffer(&self) -> Option<sys::ggml_backend_buffer_type_t> {
+    /// The buffer types that libllama tries for a weight, in its order: those that repack, then plain memory.
+    fn buffer_types(&self) -> Vec<sys::ggml_backend_buffer_type_t> {
         type GetBuffers =
             unsafe extern "C" fn(sys::ggml_backend_dev_t) -> *mut sys::ggml_backend_buffer_type_t;
+        let mut types = Vec::new();
         // SAFETY: the registry's function of that name has this type; its list ends with a null.
         unsafe {
             let device = sys::ggml_backend_get_device(self.backend.as_ptr());
             let registry = sys::ggml_backend_dev_backend_reg(device);
             let name = c"ggml_backend_dev_get_extra_bufts".as_ptr();
             let get = sys::ggml_backend_reg_get_proc_address(registry, name);
-            if get.is_null() {
-                return None;
-            }
-            let mut list = std::mem::transmute::<*mut c_void, GetBuffers>(get)(device);
-            while !list.is_null() && !(*list).is_null() {
-                if CStr::from_ptr(sys::ggml_backend_buft_name(*list)) == c"CPU_REPACK" {
-                    return Some(*list);
+            if !get.is_null() {
+                let mut list = std::mem::transmute::<*mut c_void, GetBuffers>(get)(device);
+                while !list.is_null() && !(*list).is_null() {
+                    types.push(*list);
+                    list = list.add(1);
                 }
-                list = list.add(1);
             }
-            None
+            types.push(sys::ggml_backend_cpu_buffer_type());
         }
+        types
     }
 }
 
@@ -150,13 +149,13 @@ pub struct Product<'c> {
     graph: NonNull<sys::ggml_cgraph>,
     x: NonNull<sys::ggml_tensor>,
     y: NonNull<sys::ggml_tensor>,
-    repacked: bool,
+    buffer: String,
     _owned: Owned,
 }
 
 impl<'c> Product<'c> {
     /// `rows` x `cols` weights in a format, `tokens` columns of activations; a run multiplies `repeat` times. The weights
-    /// lie where libllama would put them: repacked if ggml has a layout for their type, else as they are.
+    /// lie where libllama would put them: in ggml's first buffer type that has a product of their format.
     ///
     /// # Errors
     /// Weights that do not fill the shape; whatever ggml refuses.
@@ -174,28 +173,18 @@ impl<'c> Product<'c> {
             "weights: {} bytes, expected {expected}",
             weights.len()
         );
-        let plain = || {
-            // SAFETY: a query.
-            unsafe { sys::ggml_backend_cpu_buffer_type() }
-        };
-        let kind = cpu.repack_buffer();
-        let product = match kind {
-            Some(kind) => Self::build(cpu, format, (rows, cols), tokens, repeat, kind)?,
-            None => None,
-        };
-        let repacked = product.is_some();
-        let product = match product {
-            Some(product) => Some(product),
-            None => Self::build(cpu, format, (rows, cols), tokens, repeat, plain())?,
-        };
-        let (mut product, w) =
-            product.with_context(|| format!("ggml: no product of {}", format.name()))?;
-        product.repacked = repacked;
-        // SAFETY: the tensor has exactly these bytes, as checked above.
-        unsafe {
-            sys::ggml_backend_tensor_set(w.as_ptr(), weights.as_ptr().cast(), 0, weights.len())
-        };
-        Ok(product)
+        for kind in cpu.buffer_types() {
+            let shape = (rows, cols);
+            let Some((product, w)) = Self::build(cpu, format, shape, tokens, repeat, kind)? else {
+                continue;
+            };
+            // SAFETY: the tensor has exactly these bytes, as checked above.
+            unsafe {
+                sys::ggml_backend_tensor_set(w.as_ptr(), weights.as_ptr().cast(), 0, weights.len())
+            };
+            return Ok(product);
+        }
+        bail!("ggml: no product of {}", format.name())
     }
 
     /// None where the buffer type has no such product.
@@ -233,16 +222,18 @@ impl<'c> Product<'c> {
                 graph: NonNull::new(graph).context("ggml: no graph")?,
                 x: NonNull::new(x).context("ggml: no tensor")?,
                 y: NonNull::new(y).context("ggml: no tensor")?,
-                repacked: false,
+                buffer: CStr::from_ptr(sys::ggml_backend_buft_name(kind))
+                    .to_string_lossy()
+                    .into_owned(),
                 _owned: owned,
             };
             Ok(Some((product, NonNull::new(w).context("ggml: no tensor")?)))
         }
     }
 
-    /// Whether ggml repacked the weights.
-    pub fn repacked(&self) -> bool {
-        self.repacked
+    /// ggml's name of the memory that the weights lie in, which decides on the kernel.
+    pub fn buffer(&self) -> &str {
+        &self.buffer
     }
 
     /// Sets the activations, `[token][cols]`.
