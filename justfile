@@ -47,6 +47,14 @@ exp-08 *flags:
 exp-09 *flags:
     {{experiment}} exp-09-threads-and-pages -- "$@"
 
+# F32, Q8_0 and Q4_0: scalar against SIMD, their bits and errors, one thread to all
+exp-10 *flags:
+    {{experiment}} exp-10-quantized-kernels -- "$@"
+
+# Rows in chunks from a counter, in equal parts, in fixed slices
+exp-11 *flags:
+    {{experiment}} exp-11-row-chunks -- "$@"
+
 # Five trits a byte: how dense, whether lossless, how fast to unpack
 exp-12 *flags:
     {{experiment}} exp-12-trit-packing -- "$@"
@@ -89,7 +97,7 @@ all *flags:
     set -u
     cargo build --release -p experiments || exit
     worst=0
-    for n in 01 02 03 04 05 06 07 08 09 12 13 14 15; do
+    for n in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15; do
         just "exp-$n" "$@"
         code=$?
         [ "$code" -eq 130 ] && exit 130

@@ -2,5 +2,6 @@
 
 pub mod contest;
 pub mod decode;
+pub mod dense;
 pub mod replay;
 pub mod weights;
