@@ -70,17 +70,26 @@ build() {
         missing "the build '$name' failed: see target/patch-check/$name.log"
 }
 
-# driver TREE NAME COMPILER SOURCE [flags]: links a driver with the build NAME
+# driver TREE NAME COMPILER SOURCE [flags]: links a driver with the build NAME, if that is newer
 driver() {
     local tree=$1 name=$2 compiler=$3 src=$4 libs=() lib
+    local out=$work/$src-$name stale=
     shift 4
     for lib in src/libllama.a ggml/src/libggml.a ggml/src/libggml-cpu.a ggml/src/libggml-base.a; do
         lib=$work/build-$name/$lib
         if [ -f "$lib" ]; then libs+=("$lib"); fi
     done
+    for lib in "patches/check/$src.cpp" "${libs[@]}"; do
+        if [ "$lib" -nt "$out" ]; then stale=1; fi
+    done
+    [ -n "$stale" ] || return 0
     "$compiler" -O2 -std=c++17 -Wall -Wextra -I "$work/$tree/include" -I "$work/$tree/ggml/include" "patches/check/$src.cpp" \
-        -o "$work/$src-$name" "$@" "${libs[@]}" -pthread -lm
+        -o "$out" "$@" "${libs[@]}" -pthread -lm
 }
+
+arch=$(uname -m)
+# x86: the plain kernel and the repacked ones round alike, so their bits must agree
+case $arch in x86_64) strict=strict internals=-DCHECK_INTERNALS ;; *) strict= internals= ;; esac
 
 if [ "$mode" = --llama ]; then
     # the patch touches ggml alone, so both drivers share one libllama
@@ -88,10 +97,10 @@ if [ "$mode" = --llama ]; then
     build patched patched ggml
     mkdir -p "$work/build-patched/src"
     ln -sf "$work/build-stock/src/libllama.a" "$work/build-patched/src/libllama.a"
-    for tree in stock patched; do
-        driver $tree $tree "$CXX" q2_0_check
-        driver $tree $tree "$CXX" llama_check
-    done
+    driver stock stock "$CXX" q2_0_check
+    driver patched patched "$CXX" q2_0_check $internals
+    driver stock stock "$CXX" llama_check
+    driver patched patched "$CXX" llama_check
     echo "patch-check: built target/patch-check/{llama,q2_0}_check-{stock,patched}"
     exit 0
 fi
@@ -103,10 +112,6 @@ check() {
     echo -n "patch-check: $name: "
     "$@" "$work/q2_0_check-$name" oracle $strict
 }
-
-arch=$(uname -m)
-# x86: the plain kernel and the repacked ones round alike, so their bits must agree
-case $arch in x86_64) strict=strict internals=-DCHECK_INTERNALS ;; *) strict= internals= ;; esac
 
 build stock stock ggml
 driver stock stock "$CXX" q2_0_check
