@@ -9,3 +9,4 @@ pub mod lab;
 pub mod runtime;
 #[cfg(unix)]
 pub mod test_support;
+mod widened;

@@ -6,6 +6,7 @@
 use super::layout::UNIT;
 use super::{Format, TileRows, tq2_0};
 use super::{crumbs, wide_b3};
+use crate::widened::widened;
 
 /// Where a block of a two-bit format has its codes and its scale: (bytes, codes from, scale from).
 const fn parts(format: Format) -> (usize, usize, usize) {
@@ -16,31 +17,9 @@ const fn parts(format: Format) -> (usize, usize, usize) {
     }
 }
 
-/// Calls a function compiled for wider vectors where the CPU has them.
-macro_rules! widened {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
-        $(#[$doc])*
-        pub(super) fn $name($($arg: $ty),*) {
-            #[inline(always)]
-            fn body($($arg: $ty),*) $body
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2")]
-            fn avx2($($arg: $ty),*) {
-                body($($arg),*);
-            }
-            #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") {
-                // SAFETY: the CPU has it.
-                return unsafe { avx2($($arg),*) };
-            }
-            body($($arg),*);
-        }
-    )*};
-}
-
 widened! {
 /// Two-bit codes and scales of whole tiles of `rows` rows of `blocks` blocks, from their stock rows.
-fn wide2(source: Format, rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
+pub(super) fn wide2(source: Format, rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
     match (rows, source) {
         (TileRows::R8, Format::Q2_0) => wide2_of::<8, 4>(source, blocks, stock, tiles),
         (TileRows::R8, Format::Tq2_0) => wide2_of::<8, 16>(source, blocks, stock, tiles),
@@ -52,7 +31,7 @@ fn wide2(source: Format, rows: TileRows, blocks: usize, stock: &[u8], tiles: &mu
 }
 
 /// Base-3 codes of whole tiles, as [`wide2`].
-fn wide_b3(rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
+pub(super) fn wide_b3(rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
     match rows {
         TileRows::R8 => wide_b3_of::<8>(encode8, blocks, stock, tiles),
         TileRows::R16 => wide_b3_of::<16>(encode16, blocks, stock, tiles),

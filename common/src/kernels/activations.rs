@@ -4,6 +4,8 @@ use anyhow::{Result, ensure};
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
+use crate::widened::widened;
+
 /// Tokens that one register tile holds at most.
 pub const TILE: usize = 16;
 
@@ -148,6 +150,7 @@ impl Group {
     }
 
     /// Quantizes `x`, `[token][cols]`, at most the capacity of this group.
+    #[inline(always)]
     fn set(&mut self, x: &[f32]) {
         self.tokens = x.len() / self.cols;
         self.width = width_for(self.tokens);
@@ -198,6 +201,7 @@ impl Group {
     }
 
     /// Derives the packed order and the sums from the natural order.
+    #[inline(always)]
     fn finish(&mut self) {
         let (padded, width) = (self.padded, self.width);
         let rows: &[[i8; PACK]] = bytemuck::cast_slice(&self.rows);
@@ -228,6 +232,7 @@ impl Group {
 }
 
 /// `[run][width]` into half as many runs.
+#[inline(always)]
 fn pair_up(from: &[i32], to: &mut [i32], width: usize) {
     for (from, to) in from.chunks_exact(2 * width).zip(to.chunks_exact_mut(width)) {
         for (token, to) in to.iter_mut().enumerate() {
@@ -245,28 +250,46 @@ fn width_for(tokens: usize) -> usize {
 }
 
 /// The largest magnitude: compared as bits, which order as the numbers do and vectorize. NaN is the largest of all.
+#[inline(always)]
 fn magnitude(x: &[f32]) -> f32 {
     f32::from_bits(x.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)))
 }
 
+/// The first value of that magnitude, sought in runs that vectorize.
+#[inline(always)]
+fn first_of(x: &[f32], magnitude: f32) -> f32 {
+    for run in x.chunks(32) {
+        if run
+            .iter()
+            .fold(false, |hit, v| hit | (v.abs() == magnitude))
+        {
+            let first = run.iter().copied().find(|v| v.abs() == magnitude);
+            return first.unwrap_or(magnitude);
+        }
+    }
+    magnitude
+}
+
 /// [`BlockQ8K::quantize`](crate::formats::BlockQ8K::quantize), in loops that vectorize. Returns the scale.
+#[inline(always)]
 fn quantize_q8_k(x: &[f32], q: &mut [i8]) -> f32 {
     let amax = magnitude(x);
-    let max = x.iter().copied().find(|v| v.abs() == amax).unwrap_or(amax);
-    let iscale = -127.0 / max;
+    let iscale = -127.0 / first_of(x, amax);
     if !amax.is_finite() || !iscale.is_finite() {
         q.fill(0);
         return if amax.is_finite() { 0.0 } else { f32::NAN };
     }
     q[x.len()..].fill(0);
     for (q, v) in q.iter_mut().zip(x) {
-        // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, as f32::round_ties_even does, without a call.
-        *q = ((iscale * v + 12_582_912.0) - 12_582_912.0).min(127.0) as i8;
+        // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low bits.
+        let bits = (iscale * v + 12_582_912.0).to_bits() & 0x7f_ffff;
+        *q = (bits as i32 - 0x40_0000).min(127) as i8;
     }
     1.0 / iscale
 }
 
 /// ggml's reference for `Q8_0`: codes round half away from zero, the scale to f16. Returns the rounded scale.
+#[inline(always)]
 fn quantize_q8_0(x: &[f32], q: &mut [i8]) -> f32 {
     let amax = magnitude(x);
     let d = amax / 127.0;
@@ -325,7 +348,7 @@ impl Activations {
     /// If `x` is not a whole number of rows, or more than the capacity.
     pub fn set(&mut self, x: &[f32]) -> Result<()> {
         for (group, x) in self.split(x)? {
-            group.set(x);
+            fill((group, x));
         }
         Ok(())
     }
@@ -412,7 +435,9 @@ impl Activations {
     }
 }
 
+widened! {
 /// Quantizes one part of a batch, as [`Activations::split`] gave it.
-pub fn fill((group, x): (&mut Group, &[f32])) {
-    group.set(x);
+pub fn fill(part: (&mut Group, &[f32])) {
+    part.0.set(part.1);
+}
 }

@@ -1,8 +1,8 @@
 //! Counts the vector instructions of a kernel's decode loop, in the compiled code of the running process.
 //!
 //! A decode loop is told by what it does: a backward branch over dot instructions and over what unpacks their operands, with
-//! no such loop inside. Of several (a kernel may also decode two tokens at once, or the last blocks of a row) it is the one that
-//! unpacks most for a dot, to the nearest half, and of these the one with the most dots.
+//! no such loop inside. Of several (a kernel may also decode two tokens at once, or the last blocks of a row) it is one over a
+//! whole block at least, of these the one that unpacks most for a dot, to the nearest half, and then the one with the most dots.
 
 use anyhow::Result;
 
@@ -77,6 +77,9 @@ mod x86_64 {
     /// The smallest page: memory is mapped in whole ones.
     const PAGE: u64 = 4096;
 
+    /// Weights of a block: a loop over fewer is a piece of the code for the last blocks of a row.
+    const BLOCK: usize = 128;
+
     /// The longest instruction.
     const LONGEST: usize = 15;
 
@@ -93,7 +96,7 @@ mod x86_64 {
         let unpacks = |c: &Census| (4 * c.unpack + c.dots) / (2 * c.dots);
         let found = (0..loops.len()).filter(innermost).map(|i| counts[i]);
         found
-            .max_by_key(|c| (unpacks(c), c.dots))
+            .max_by_key(|c| (c.weights >= BLOCK, unpacks(c), c.dots))
             .with_context(|| format!("{name}: no decode loop in its code"))
     }
 

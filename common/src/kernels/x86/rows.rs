@@ -201,24 +201,33 @@ unsafe fn batch<V: Bytes, B: Block>(x: Operands, first: usize, acc: f32) -> f32 
 unsafe fn rest<V: Bytes, B: Block>(x: Operands, first: usize, n: usize, acc: f32) -> f32 {
     // SAFETY: the caller's contract.
     unsafe {
-        let some = |i: usize| {
-            if i < n {
-                block_sum::<V, B>(x, first + i)
-            } else {
-                V::zero()
-            }
-        };
         let sums = [
-            some(0),
-            some(1),
-            some(2),
-            some(3),
-            some(4),
-            some(5),
-            some(6),
+            some::<V, B>(x, first, 0, n),
+            some::<V, B>(x, first, 1, n),
+            some::<V, B>(x, first, 2, n),
+            some::<V, B>(x, first, 3, n),
+            some::<V, B>(x, first, 4, n),
+            some::<V, B>(x, first, 5, n),
+            some::<V, B>(x, first, 6, n),
             V::zero(),
         ];
         add_blocks::<V, B>(x, first, n, V::reduce(sums), acc)
+    }
+}
+
+/// The sum of block `i` of `n`, zero past them. No closure: that would be compiled without the instruction set.
+///
+/// # Safety
+/// As [`dot_row`].
+#[inline(always)]
+unsafe fn some<V: Bytes, B: Block>(x: Operands, first: usize, i: usize, n: usize) -> V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if i < n {
+            block_sum::<V, B>(x, first + i)
+        } else {
+            V::zero()
+        }
     }
 }
 
