@@ -139,7 +139,12 @@ fn measure(
 
     let mut race = exp.race();
     // The slowest of these take a second a call: fewer rounds and no long warm-up keep the run within minutes.
-    race.warm_up(Duration::ZERO).rounds(exp.rounds().min(7));
+    let most = match batch {
+        65.. => 3,
+        64 => 5,
+        _ => 7,
+    };
+    race.warm_up(Duration::ZERO).rounds(exp.rounds().min(most));
     for weights in &stacks {
         let kernel = weights.borrow().kernel();
         let (pool, x, out) = (&pool, &x, &out);

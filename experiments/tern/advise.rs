@@ -105,14 +105,15 @@ impl Limits {
         const STEPS: usize = 500_000;
         let isa = Isa::ALL.into_iter().rev();
         let isa = isa.clone().find(|&isa| peak::run(isa, 1).is_some());
+        let done = isa.and_then(|isa| peak::run(isa, STEPS)).unwrap_or(0);
+        let all = done as f64 * pool.threads() as f64;
         let mut macs = 0f64;
         for _ in 0..5 {
             let start = Instant::now();
             pool.run(|_| {
                 black_box(isa.and_then(|isa| peak::run(isa, STEPS)));
             });
-            let each = isa.and_then(|isa| peak::run(isa, STEPS)).unwrap_or(0) as f64;
-            macs = macs.max(each * pool.threads() as f64 / start.elapsed().as_secs_f64());
+            macs = macs.max(all / start.elapsed().as_secs_f64());
         }
         Ok(Limits {
             bytes: rate * 1e9,
