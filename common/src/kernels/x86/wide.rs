@@ -227,6 +227,9 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
             for r in 0..R {
                 let (codes, d) = block_of::<V, C>(w, tile + r, b);
                 dw[r] = V::load_f16(d);
+                for line in (0..C::BYTES).step_by(64) {
+                    prefetch(codes.wrapping_add(line), FAR, NEAR);
+                }
                 C::unpack(codes, |j, v| u[j][r] = v);
             }
             for (x, acc) in x.iter().zip(&mut acc) {
