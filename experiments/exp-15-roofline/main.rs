@@ -23,16 +23,14 @@ fn main() -> ExitCode {
             .into_iter()
             .filter(|i| *i != Isa::Scalar && i.available())
             .collect();
-        let mut decode = Vec::new();
-        for &isa in &isas {
-            let kernels = layouts(isa);
-            let cache = from_cache(exp, &kernels)?;
-            prefill(exp, &kernels)?;
-            if exp.quick() {
-                continue;
-            }
-            from_dram(exp, &kernels, &cache, &mut decode)?;
-        }
+        let kernels: Vec<_> = isas.into_iter().flat_map(layouts).collect();
+        let cache = from_cache(exp, &kernels)?;
+        prefill(exp, &kernels)?;
+        let decode = if exp.quick() {
+            vec![]
+        } else {
+            from_dram(exp, &kernels, &cache)?
+        };
         winners(exp, &decode)
     })
 }
@@ -118,8 +116,8 @@ fn from_dram(
     exp: &mut Experiment,
     kernels: &[&'static Kernel],
     cache: &[Vec<f64>],
-    found: &mut Vec<Decode>,
-) -> Result<()> {
+) -> Result<Vec<Decode>> {
+    let mut found = Vec::new();
     let at = At::new(DRAM.0, DRAM.1, "dram");
     let mut stacks = decode::stacks(exp, kernels, &at)?;
     let mut meets = vec![None; stacks.len()];
@@ -170,8 +168,10 @@ fn from_dram(
             .iter()
             .filter(|s| s.kernel().layout().name() == "wide-row-b3")
         {
+            let same_set = |s: &&Stack| s.kernel().isa() == base3.kernel().isa();
             let Some(two_bit) = stacks
                 .iter()
+                .filter(same_set)
                 .find(|s| s.kernel().layout().name() == "wide-row")
             else {
                 continue;
@@ -195,7 +195,7 @@ fn from_dram(
             exp.row(row.exact(Metric::Count, threads))?;
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 /// The fastest decode from DRAM at each thread count.

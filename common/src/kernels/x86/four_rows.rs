@@ -296,9 +296,15 @@ unsafe fn prefill<V: Quads, L: Tiles>(
     unsafe {
         let mut acc = [[[V::zero_f(); R]; TILE / 2]; PASS];
         for b in 0..w.cols / WEIGHTS {
-            let blocks = tiles.map(|tiles| tiles.map(|p| p.add(b * BLOCK)));
-            let u = blocks.map(|p| L::operands::<V>(p));
-            let dw = blocks.map(|p| V::pair_scales(p));
+            // Loops: a closure handed to `map` would be compiled without the instruction set.
+            let mut u = [[V::zero(); OPERANDS]; R];
+            let mut dw = [V::zero_f(); R];
+            for r in 0..R {
+                let [p, q] = tiles[r];
+                let blocks = [p.add(b * BLOCK), q.add(b * BLOCK)];
+                u[r] = L::operands::<V>(blocks);
+                dw[r] = V::pair_scales(blocks);
+            }
             for (x, acc) in x.iter().zip(&mut acc) {
                 let mut at = 0;
                 while at < x.width() {
