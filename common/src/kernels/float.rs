@@ -57,39 +57,73 @@ impl Widen for F32 {
     }
 }
 
+/// The lanes of a token after `w` and `x` are added. By value, so that they stay in registers.
 #[inline(always)]
-fn dot<T: Widen>(w: &[T], x: &[f32]) -> f32 {
-    let mut acc = [0f32; LANES];
+fn step<T: Widen>(mut acc: [f32; LANES], w: &[T; LANES], x: &[f32; LANES]) -> [f32; LANES] {
+    for l in 0..LANES {
+        acc[l] = w[l].widen().mul_add(x[l], acc[l]);
+    }
+    acc
+}
+
+/// The start of a full set of lanes, zeros after it.
+#[inline(always)]
+fn padded<T: Pod>(rest: &[T]) -> [T; LANES] {
+    let mut lanes = [T::zeroed(); LANES];
+    lanes[..rest.len()].copy_from_slice(rest);
+    lanes
+}
+
+/// A row with each of `N` tokens.
+#[inline(always)]
+fn dots<T: Widen, const N: usize>(w: &[T], x: [&[f32]; N]) -> [f32; N] {
+    let mut acc = [[0f32; LANES]; N];
     let (w, w_rest) = w.as_chunks::<LANES>();
-    let (x, x_rest) = x.as_chunks::<LANES>();
-    for (w, x) in w.iter().zip(x) {
-        for l in 0..LANES {
-            acc[l] = w[l].widen().mul_add(x[l], acc[l]);
+    let x = x.map(|x| x.as_chunks::<LANES>());
+    let full = x.map(|(full, _)| &full[..w.len()]);
+    for (i, w) in w.iter().enumerate() {
+        for t in 0..N {
+            acc[t] = step(acc[t], w, &full[t][i]);
         }
     }
-    for (acc, (w, x)) in acc.iter_mut().zip(w_rest.iter().zip(x_rest)) {
-        *acc = w.widen().mul_add(*x, *acc);
-    }
-    let mut half = LANES / 2;
-    while half > 0 {
-        for l in 0..half {
-            acc[l] += acc[l + half];
+    if !w_rest.is_empty() {
+        let w = padded(w_rest);
+        for t in 0..N {
+            acc[t] = step(acc[t], &w, &padded(x[t].1));
         }
-        half /= 2;
     }
-    acc[0]
+    acc.map(|mut acc| {
+        let mut half = LANES / 2;
+        while half > 0 {
+            for l in 0..half {
+                acc[l] += acc[l + half];
+            }
+            half /= 2;
+        }
+        acc[0]
+    })
 }
 
 #[inline(always)]
 fn rows<T: Widen>(w: &MatrixRef, x: &[Group], rows: Range<usize>, out: Out) {
     let weights: &[T] = bytemuck::cast_slice(w.bytes);
     for row in rows {
-        let row_weights = &weights[row * w.cols..][..w.cols];
+        let w = &weights[row * w.cols..][..w.cols];
         for (g, group) in x.iter().enumerate() {
-            for token in 0..group.tokens() {
-                let y = dot(row_weights, group.values(token));
+            let mut token = 0;
+            let put = |t: usize, y: f32| {
                 // SAFETY: the contract of `TilesFn`, which every caller passes on: row and token are inside `out`.
-                unsafe { *out.at(g * super::TILE + token, row) = y };
+                unsafe { *out.at(g * super::TILE + t, row) = y };
+            };
+            while token + 4 <= group.tokens() {
+                let x = [0, 1, 2, 3].map(|t| group.values(token + t));
+                for (t, y) in dots(w, x).into_iter().enumerate() {
+                    put(token + t, y);
+                }
+                token += 4;
+            }
+            for token in token..group.tokens() {
+                put(token, dots(w, [group.values(token)])[0]);
             }
         }
     }

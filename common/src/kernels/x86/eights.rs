@@ -1,7 +1,8 @@
 //! `Q8_0` and `Q4_0` weights by `Q8_0` activations, one row at a time: eight blocks of 32 at once, whose sums are exact, and whose
 //! products with the two scales are added one by one in the order of the blocks, unfused, as ggml's scalar code does.
 
-// Every function is a few instructions under one contract: the instruction set, and pointers good for eight blocks.
+// Every function is a few instructions under one contract: the instruction set, and pointers good for eight blocks. Loops, not
+// closures: one that is not inlined lacks the instruction set, and calls every intrinsic.
 #![allow(unsafe_op_in_unsafe_fn)]
 
 use std::arch::x86_64::*;
@@ -104,10 +105,13 @@ struct Avx2;
 unsafe impl Sums for Avx2 {
     #[inline(always)]
     unsafe fn sums<B: Block>(p: *const u8, y: *const i8) -> __m256i {
-        let lanes = |b: usize| B::lanes(p.add(b * B::BYTES), y.add(b * WEIGHTS));
-        let pair = |b: usize| _mm256_hadd_epi32(lanes(b), lanes(b + 1));
-        let low = _mm256_hadd_epi32(pair(0), pair(2));
-        let high = _mm256_hadd_epi32(pair(4), pair(6));
+        let mut lanes = [_mm256_setzero_si256(); BATCH];
+        for (b, lanes) in lanes.iter_mut().enumerate() {
+            *lanes = B::lanes(p.add(b * B::BYTES), y.add(b * WEIGHTS));
+        }
+        let [a, b, c, d, e, f, g, h] = lanes;
+        let low = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+        let high = _mm256_hadd_epi32(_mm256_hadd_epi32(e, f), _mm256_hadd_epi32(g, h));
         _mm256_add_epi32(
             _mm256_permute2x128_si256::<0x20>(low, high),
             _mm256_permute2x128_si256::<0x31>(low, high),
@@ -119,24 +123,14 @@ struct Avx512;
 
 // SAFETY: AVX-512 F, BW, VL and VNNI.
 unsafe impl Sums for Avx512 {
-    /// Two blocks a vector. `dot(w + offset, y) - dot(offset, y)`, both with unsigned weights.
+    /// Two blocks a vector.
     #[inline(always)]
     unsafe fn sums<B: Block>(p: *const u8, y: *const i8) -> __m256i {
-        let pair = |b: usize| {
-            let (p, y) = (p.add(b * B::BYTES), y.add(b * WEIGHTS));
-            let w = _mm512_castsi256_si512(B::unsigned(p));
-            let w = _mm512_inserti64x4::<1>(w, B::unsigned(p.add(B::BYTES)));
-            let y = _mm512_loadu_si512(y.cast());
-            let zero = _mm512_setzero_si512();
-            let offset = _mm512_set1_epi8(B::OFFSET as i8);
-            _mm512_sub_epi32(
-                _mm512_dpbusd_epi32(zero, w, y),
-                _mm512_dpbusd_epi32(zero, offset, y),
-            )
-        };
-        let words =
-            |a, b| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-        let (a, b) = (words(pair(0), pair(2)), words(pair(4), pair(6)));
+        let mut pairs = [_mm512_setzero_si512(); BATCH / 2];
+        for (i, pair) in pairs.iter_mut().enumerate() {
+            *pair = pair_lanes::<B>(p.add(2 * i * B::BYTES), y.add(2 * i * WEIGHTS));
+        }
+        let (a, b) = (halved(pairs[0], pairs[1]), halved(pairs[2], pairs[3]));
         let lanes = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
         // Lanes 0 and 1 hold halves of the sums of blocks 0, 2, 4, 6; lanes 2 and 3 of 1, 3, 5, 7.
         let swapped = _mm512_shuffle_i64x2::<0b10_11_00_01>(lanes, lanes);
@@ -144,6 +138,32 @@ unsafe impl Sums for Avx512 {
         let sums = _mm512_permutexvar_epi32(order, _mm512_add_epi32(lanes, swapped));
         _mm512_castsi512_si256(sums)
     }
+}
+
+/// The 32-bit lanes of two blocks: `dot(w + offset, y) - dot(offset, y)`, both with unsigned weights.
+///
+/// # Safety
+/// As [`Sums`], for two blocks.
+#[inline(always)]
+unsafe fn pair_lanes<B: Block>(p: *const u8, y: *const i8) -> __m512i {
+    let w = _mm512_castsi256_si512(B::unsigned(p));
+    let w = _mm512_inserti64x4::<1>(w, B::unsigned(p.add(B::BYTES)));
+    let y = _mm512_loadu_si512(y.cast());
+    let zero = _mm512_setzero_si512();
+    let offset = _mm512_set1_epi8(B::OFFSET as i8);
+    _mm512_sub_epi32(
+        _mm512_dpbusd_epi32(zero, w, y),
+        _mm512_dpbusd_epi32(zero, offset, y),
+    )
+}
+
+/// Pairs of 32-bit lanes of both, added.
+///
+/// # Safety
+/// AVX-512 F.
+#[inline(always)]
+unsafe fn halved(a: __m512i, b: __m512i) -> __m512i {
+    _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b))
 }
 
 /// The products of eight blocks with their scales.
