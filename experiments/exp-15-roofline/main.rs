@@ -9,11 +9,11 @@ use common::formats::Format;
 use common::kernels::{Form, Isa, Kernel};
 use common::lab::{self, Experiment, Metric, Row, Stat};
 use common::runtime::pool::Pool;
-use common::runtime::stack::{self, Stack};
+use common::runtime::stack;
 use shared::decode::{self, At, Wall};
 
-/// Half of a second-level cache of 2 MB, so that arithmetic is all that counts.
-const CACHE: (usize, usize) = (1024, 4096);
+/// About half a second-level cache of 1 MB, so that arithmetic is all that counts.
+const CACHE: (usize, usize) = (512, 4096);
 const DRAM: (usize, usize) = (32768, 8192);
 const PREFILL: usize = 64;
 
@@ -24,13 +24,8 @@ fn main() -> ExitCode {
             .filter(|i| *i != Isa::Scalar && i.available())
             .collect();
         let kernels: Vec<_> = isas.into_iter().flat_map(layouts).collect();
-        let cache = from_cache(exp, &kernels)?;
         prefill(exp, &kernels)?;
-        let decode = if exp.quick() {
-            vec![]
-        } else {
-            from_dram(exp, &kernels, &cache)?
-        };
+        let decode = decode_rates(exp, &kernels)?;
         winners(exp, &decode)
     })
 }
@@ -44,23 +39,6 @@ fn layouts(isa: Isa) -> Vec<&'static Kernel> {
         .chain(base3)
         .filter(|k| k.isa() == isa)
         .collect()
-}
-
-/// Gw/s of each kernel from cache, by thread count: threads that share a core, or its power, do less than each alone.
-fn from_cache(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Vec<f64>>> {
-    let at = At::new(CACHE.0, CACHE.1, "cache");
-    let mut stacks = decode::stacks(exp, kernels, &at)?;
-    let mut rates = Vec::new();
-    for threads in exp.thread_counts() {
-        let pool = Pool::new(threads)?;
-        let raced = decode::race(exp, &pool, &mut stacks, None, &at, &|_, _| vec![])?;
-        let rate = |s: &Stack| {
-            let (name, weights) = (s.kernel().name(), s.weights() as f64);
-            raced.times.rate(&name, Metric::WeightsPerS, weights).median
-        };
-        rates.push(stacks.iter().map(rate).collect());
-    }
-    Ok(rates)
 }
 
 /// GMAC/s of each kernel on 64 tokens.
@@ -110,86 +88,83 @@ struct Decode {
 /// The share of plain reads from which on a layout counts as at the wall, in %.
 const AT_WALL: f64 = 90.0;
 
-/// What memory allows and what each kernel does, on one race a thread count; and the prediction beside it: the lesser of what
-/// the threads do from cache and of the wall over the bytes a weight takes.
-fn from_dram(
-    exp: &mut Experiment,
-    kernels: &[&'static Kernel],
-    cache: &[Vec<f64>],
-) -> Result<Vec<Decode>> {
+/// What each kernel does from cache and from DRAM, and what plain reads of memory do, in the same rounds; and the prediction beside
+/// it: the lesser of the rate from cache and of the wall over the bytes that a weight takes. A quick run stays in cache.
+fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Decode>> {
     let mut found = Vec::new();
-    let at = At::new(DRAM.0, DRAM.1, "dram");
-    let mut stacks = decode::stacks(exp, kernels, &at)?;
+    let near = At::new(CACHE.0, CACHE.1, "cache");
+    let far = At::new(DRAM.0, DRAM.1, "dram");
+    let mut cached = decode::stacks(exp, kernels, &near)?;
+    let mut stacks = if exp.quick() {
+        vec![]
+    } else {
+        decode::stacks(exp, kernels, &far)?
+    };
     let mut meets = vec![None; stacks.len()];
-    for (threads, cache) in exp.thread_counts().into_iter().zip(cache) {
+    for threads in exp.thread_counts() {
         let pool = Pool::new(threads)?;
+        if exp.quick() {
+            decode::race(exp, &pool, &mut cached, None, &near, &|_, _| vec![])?;
+            continue;
+        }
         let wall = Wall::new(&pool, exp)?;
-        let raced = decode::race(exp, &pool, &mut stacks, Some(&wall), &at, &|_, _| vec![])?;
-        let found_at = stacks.iter().zip(cache).zip(&raced.shares).zip(&mut meets);
-        for (((stack, &cache), (share, _)), meets) in found_at {
+        let both = &mut [(&near, &mut cached[..]), (&far, &mut stacks[..])];
+        let raced = decode::race_together(exp, &pool, both, Some(&wall), &|_, _| vec![])?;
+        let found_at = stacks.iter().zip(&cached).zip(&raced.shares);
+        for (((stack, cached), (share, _)), meets) in found_at.zip(&mut meets) {
+            let kernel = stack.kernel();
+            let (variant, isa) = decode::names(kernel);
             if *share >= AT_WALL {
                 meets.get_or_insert(threads);
             }
-            let kernel = stack.kernel();
-            let (variant, isa) = decode::names(kernel);
-            let rate =
-                raced
-                    .times
-                    .rate(&kernel.name(), Metric::WeightsPerS, stack.weights() as f64);
-            // Share of the wall of the same rounds, so that a drifting memory moves both.
-            let at_wall = rate.median / (share / 100.0);
-            let predicted = at_wall.min(cache);
-            let row = || {
-                Row::new(variant, isa).threads(threads).params([
-                    ("rows", at.rows),
-                    ("cols", at.cols),
-                    ("batch", 1),
-                ])
+            // Round by round, so that a machine that drifts moves both sides: seconds a weight of arithmetic, and of reading it.
+            let seconds = |name: &str, units: f64| {
+                let seconds = raced.times[name].seconds.iter();
+                seconds.map(|s| s / units).collect::<Vec<_>>()
             };
-            exp.row(
-                row()
-                    .exact(Metric::WeightsPerS, predicted)
-                    .param("from", "predicted"),
-            )?;
-            let measured = rate.scaled(100.0 / predicted);
-            exp.row(
-                row()
-                    .metric(Metric::Share, measured)
-                    .baseline("predicted")
-                    .param("from", "dram"),
-            )?;
+            let weights = stack.weights() as f64;
+            let weights_read = wall.bytes() as f64 / stack.bytes() as f64 * weights;
+            let limits = seconds(&near.run(kernel), cached.weights() as f64)
+                .into_iter()
+                .zip(seconds("read", weights_read));
+            let limits: Vec<f64> = limits.map(|(a, b)| a.max(b)).collect();
+            let predicted: Vec<f64> = limits.iter().map(|s| 1e-9 / s).collect();
+            let shares = limits.iter().zip(seconds(&far.run(kernel), weights));
+            let shares: Vec<f64> = shares.map(|(limit, s)| 100.0 * limit / s).collect();
+            let row = |metric, stat: Stat, from| {
+                let row = Row::new(variant, isa).threads(threads).params([
+                    ("rows", far.rows),
+                    ("cols", far.cols),
+                    ("batch", 1),
+                ]);
+                row.metric(metric, stat).param("from", from)
+            };
+            exp.row(row(Metric::WeightsPerS, Stat::of(&predicted), "predicted"))?;
+            exp.row(row(Metric::Share, Stat::of(&shares), "dram").baseline("predicted"))?;
+            let rate = raced
+                .times
+                .rate(&far.run(kernel), Metric::WeightsPerS, weights);
             found.push(Decode {
                 kernel,
                 threads,
                 rate,
             });
         }
-        for base3 in stacks
-            .iter()
-            .filter(|s| s.kernel().layout().name() == "wide-row-b3")
-        {
-            let same_set = |s: &&Stack| s.kernel().isa() == base3.kernel().isa();
-            let Some(two_bit) = stacks
-                .iter()
-                .filter(same_set)
-                .find(|s| s.kernel().layout().name() == "wide-row")
-            else {
-                continue;
-            };
-            let ratio = raced
-                .times
-                .speedup(&base3.kernel().name(), &two_bit.kernel().name());
-            let row = at.row("wide-row-b3", base3.kernel().isa().name(), threads);
-            exp.row(
-                row.metric(Metric::Speedup, ratio)
-                    .baseline(decode::baseline(two_bit.kernel())),
-            )?;
+        let of_layout = |name: &'static str| {
+            let kernels = kernels.iter().copied();
+            kernels.filter(move |k| k.layout().name() == name)
+        };
+        for base3 in of_layout("wide-row-b3") {
+            let two_bit = of_layout("wide-row").find(|k| k.isa() == base3.isa());
+            if let Some(two_bit) = two_bit {
+                decode::faster(exp, &raced, &far, (base3, two_bit), threads, &[])?;
+            }
         }
     }
     for (stack, threads) in stacks.iter().zip(meets) {
         if let Some(threads) = threads {
             let (variant, isa) = decode::names(stack.kernel());
-            let row = at
+            let row = far
                 .row(variant, isa, threads)
                 .param("of", "threads at the wall");
             exp.row(row.exact(Metric::Count, threads))?;

@@ -62,6 +62,11 @@ impl At {
         }
     }
 
+    /// The name of a kernel's run on it, in the times of a race.
+    pub fn run(&self, kernel: &Kernel) -> String {
+        format!("{} from {}", kernel.name(), self.from)
+    }
+
     /// A row with this place's parameters.
     pub fn row(&self, variant: &str, isa: &str, threads: usize) -> Row {
         let row = Row::new(variant, isa)
@@ -105,13 +110,14 @@ impl Wall {
 
 /// What a race gave: its times, and the keys of the share rows.
 pub struct Raced {
-    /// By kernel name; `read` is the wall.
+    /// By [`At::run`]; `read` is the wall.
     pub times: Times,
-    /// The share of the wall that each stack's kernel reached, in the order of the stacks; empty without a wall.
+    /// The share of the wall that each stack's kernel reached, in the order of the stacks from DRAM; empty without a wall.
     pub shares: Vec<(f64, Key)>,
 }
 
-/// Races the stacks' kernels on one token, and adds a row of Gw/s and one of GB/s for each, with a wall also its share of it.
+/// Races the stacks' kernels on one token, and adds a row of Gw/s and one of GB/s for each, from DRAM with a wall also its share
+/// of it.
 ///
 /// # Errors
 /// A shape that does not fit, a row that the schema refuses.
@@ -123,24 +129,48 @@ pub fn race(
     at: &At,
     claims: &dyn Fn(&str, Metric) -> Vec<&'static str>,
 ) -> Result<Raced> {
-    exp.progress(format!(
-        "{} x {} from {}, {} threads",
-        at.rows,
-        at.cols,
-        at.from,
-        pool.threads()
-    ));
-    let x = stack::random_activations(Form::Q8K, at.cols, 1, exp.flags().seed)?;
-    let mut outs = vec![vec![0f32; at.rows]; stacks.len()];
+    race_together(exp, pool, &mut [(at, stacks)], wall, claims)
+}
+
+/// [`race`] with stacks of several places, in the same rounds.
+///
+/// # Errors
+/// As [`race`].
+pub fn race_together(
+    exp: &mut Experiment,
+    pool: &Pool,
+    places: &mut [(&At, &mut [Stack])],
+    wall: Option<&Wall>,
+    claims: &dyn Fn(&str, Metric) -> Vec<&'static str>,
+) -> Result<Raced> {
+    let threads = pool.threads();
+    let told: Vec<_> = places
+        .iter()
+        .map(|(at, _)| format!("{} x {} from {}", at.rows, at.cols, at.from))
+        .collect();
+    exp.progress(format!("{}, {threads} threads", told.join(" and ")));
+    let mut inputs = Vec::new();
+    let mut outs = Vec::new();
+    for (at, stacks) in &*places {
+        inputs.push(stack::random_activations(
+            Form::Q8K,
+            at.cols,
+            1,
+            exp.flags().seed,
+        )?);
+        outs.push(vec![vec![0f32; at.rows]; stacks.len()]);
+    }
     let failure = RefCell::new(None);
     let mut race = exp.race();
-    for (stack, out) in stacks.iter_mut().zip(&mut outs) {
-        let (x, failure) = (&x, &failure);
-        race.add(stack.kernel().name(), move || {
-            if let Err(error) = stack.multiply(pool, x, out) {
-                failure.replace(Some(error));
-            }
-        });
+    for (((at, stacks), x), outs) in places.iter_mut().zip(&inputs).zip(&mut outs) {
+        for (stack, out) in stacks.iter_mut().zip(outs) {
+            let failure = &failure;
+            race.add(at.run(stack.kernel()), move || {
+                if let Err(error) = stack.multiply(pool, x, out) {
+                    failure.replace(Some(error));
+                }
+            });
+        }
     }
     if let Some(wall) = wall {
         race.add("read", || {
@@ -152,40 +182,42 @@ pub fn race(
     if let Some(error) = failure.take() {
         return Err(error);
     }
-    let equal = outs.windows(2).all(|o| bits(&o[0]) == bits(&o[1]));
-    exp.must_hold("every kernel gives the same bits", equal);
+    let same = |outs: &Vec<Vec<f32>>| outs.windows(2).all(|o| bits(&o[0]) == bits(&o[1]));
+    exp.must_hold("every kernel gives the same bits", outs.iter().all(same));
 
-    let threads = pool.threads();
-    let row = |variant: &str, isa: &str, metric| {
+    let row = |at: &At, variant: &str, isa: &str, metric| {
         let row = at.row(variant, isa, threads);
         claims(variant, metric).into_iter().fold(row, Row::claim)
     };
     let mut shares = Vec::new();
-    for stack in &*stacks {
-        let name = stack.kernel().name();
-        let (variant, isa) = names(stack.kernel());
-        let rates = [
-            (Metric::WeightsPerS, stack.weights() as f64),
-            (Metric::Bandwidth, stack.bytes() as f64),
-        ];
-        // The many tensors of a model: Gw/s alone.
-        let some = if at.tensor.is_some() { 1 } else { 2 };
-        for (metric, units) in rates.into_iter().take(some) {
-            let stat = times.rate(&name, metric, units);
-            exp.row(row(variant, isa, metric).metric(metric, stat))?;
+    for (at, stacks) in &*places {
+        let wall = wall.filter(|_| at.from == "dram");
+        for stack in &**stacks {
+            let name = at.run(stack.kernel());
+            let (variant, isa) = names(stack.kernel());
+            let rates = [
+                (Metric::WeightsPerS, stack.weights() as f64),
+                (Metric::Bandwidth, stack.bytes() as f64),
+            ];
+            // The many tensors of a model: Gw/s alone.
+            let some = if at.tensor.is_some() { 1 } else { 2 };
+            for (metric, units) in rates.into_iter().take(some) {
+                let stat = times.rate(&name, metric, units);
+                exp.row(row(at, variant, isa, metric).metric(metric, stat))?;
+            }
+            if let Some(wall) = wall {
+                let read = ("read", wall.bytes.len() as f64);
+                let share = times
+                    .speedup_per_unit((&name, stack.bytes() as f64), read)
+                    .scaled(100.0);
+                let row = row(at, variant, isa, Metric::Share).baseline("read");
+                shares.push((share.median, exp.row(row.metric(Metric::Share, share))?));
+            }
         }
         if let Some(wall) = wall {
-            let read = ("read", wall.bytes.len() as f64);
-            let share = times
-                .speedup_per_unit((&name, stack.bytes() as f64), read)
-                .scaled(100.0);
-            let row = row(variant, isa, Metric::Share).baseline("read");
-            shares.push((share.median, exp.row(row.metric(Metric::Share, share))?));
+            let rate = times.rate("read", Metric::Bandwidth, wall.bytes.len() as f64);
+            exp.row(row(at, "read", "", Metric::Bandwidth).metric(Metric::Bandwidth, rate))?;
         }
-    }
-    if let Some(wall) = wall {
-        let rate = times.rate("read", Metric::Bandwidth, wall.bytes.len() as f64);
-        exp.row(row("read", "", Metric::Bandwidth).metric(Metric::Bandwidth, rate))?;
     }
     Ok(Raced { times, shares })
 }
@@ -202,7 +234,7 @@ pub fn faster(
     threads: usize,
     claims: &[&str],
 ) -> Result<(Stat, Key)> {
-    let stat = raced.times.speedup(&a.name(), &b.name());
+    let stat = raced.times.speedup(&at.run(a), &at.run(b));
     let (variant, isa) = names(a);
     let row = at.row(variant, isa, threads).baseline(baseline(b));
     let row = claims.iter().fold(row, |row, claim| row.claim(*claim));
