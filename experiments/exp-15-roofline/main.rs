@@ -124,7 +124,8 @@ fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec
             };
             let weights = stack.weights() as f64;
             let weights_read = wall.bytes() as f64 / stack.bytes() as f64 * weights;
-            let limits = seconds(&near.run(kernel), cached.weights() as f64)
+            let from_cache = near.products(threads) * cached.weights() as f64;
+            let limits = seconds(&near.run(kernel), from_cache)
                 .into_iter()
                 .zip(seconds("read", weights_read));
             let limits: Vec<f64> = limits.map(|(a, b)| a.max(b)).collect();

@@ -1,6 +1,7 @@
 //! Races of decode kernels: one token, each kernel on matrices of its own layout, next to a plain read of memory.
 
 use std::cell::RefCell;
+use std::sync::Mutex;
 
 use anyhow::{Result, ensure};
 use common::formats::{Format, Layout};
@@ -65,6 +66,21 @@ impl At {
     /// The name of a kernel's run on it, in the times of a race.
     pub fn run(&self, kernel: &Kernel) -> String {
         format!("{} from {}", kernel.name(), self.from)
+    }
+
+    /// Whether each thread multiplies the matrix by itself: from cache, what threads can do there; a product that they share
+    /// takes microseconds, and would tell how long they wait for each other.
+    fn apart(&self) -> bool {
+        self.from == "cache" && self.tensor.is_none()
+    }
+
+    /// Products of the matrix in one run of a race.
+    pub fn products(&self, threads: usize) -> f64 {
+        (if self.apart() {
+            threads * Stack::APART
+        } else {
+            1
+        }) as f64
     }
 
     /// A row with this place's parameters.
@@ -158,15 +174,24 @@ pub fn race_together(
             1,
             exp.flags().seed,
         )?);
-        outs.push(vec![vec![0f32; at.rows]; stacks.len()]);
+        // One output a thread and stack.
+        let out = || Mutex::new(vec![0f32; at.rows]);
+        let of_stack = || (0..threads).map(|_| out()).collect::<Vec<_>>();
+        outs.push(stacks.iter().map(|_| of_stack()).collect::<Vec<_>>());
     }
     let failure = RefCell::new(None);
     let mut race = exp.race();
-    for (((at, stacks), x), outs) in places.iter_mut().zip(&inputs).zip(&mut outs) {
-        for (stack, out) in stacks.iter_mut().zip(outs) {
-            let failure = &failure;
+    for (((at, stacks), x), outs) in places.iter_mut().zip(&inputs).zip(&outs) {
+        for (stack, outs) in stacks.iter_mut().zip(outs) {
+            let (failure, apart) = (&failure, at.apart());
             race.add(at.run(stack.kernel()), move || {
-                if let Err(error) = stack.multiply(pool, x, out) {
+                let done = if apart {
+                    stack.multiply_apart(pool, x, outs)
+                } else {
+                    let mut out = outs[0].lock().expect("no thread panics with it");
+                    stack.multiply(pool, x, &mut out)
+                };
+                if let Err(error) = done {
                     failure.replace(Some(error));
                 }
             });
@@ -182,8 +207,17 @@ pub fn race_together(
     if let Some(error) = failure.take() {
         return Err(error);
     }
-    let same = |outs: &Vec<Vec<f32>>| outs.windows(2).all(|o| bits(&o[0]) == bits(&o[1]));
-    exp.must_hold("every kernel gives the same bits", outs.iter().all(same));
+    let same = |outs: Vec<Vec<Mutex<Vec<f32>>>>, used: usize| {
+        let outs = outs.into_iter().flat_map(|o| o.into_iter().take(used));
+        let outs = outs.map(|o| bits(&o.into_inner().expect("no thread panicked")));
+        let outs: Vec<_> = outs.collect();
+        outs.windows(2).all(|o| o[0] == o[1])
+    };
+    let used = places
+        .iter()
+        .map(|(at, _)| if at.apart() { threads } else { 1 });
+    let all = outs.into_iter().zip(used).all(|(o, used)| same(o, used));
+    exp.must_hold("every kernel gives the same bits", all);
 
     let row = |at: &At, variant: &str, isa: &str, metric| {
         let row = at.row(variant, isa, threads);
@@ -195,9 +229,10 @@ pub fn race_together(
         for stack in &**stacks {
             let name = at.run(stack.kernel());
             let (variant, isa) = names(stack.kernel());
+            let times_all = at.products(threads);
             let rates = [
-                (Metric::WeightsPerS, stack.weights() as f64),
-                (Metric::Bandwidth, stack.bytes() as f64),
+                (Metric::WeightsPerS, times_all * stack.weights() as f64),
+                (Metric::Bandwidth, times_all * stack.bytes() as f64),
             ];
             // The many tensors of a model: Gw/s alone.
             let some = if at.tensor.is_some() { 1 } else { 2 };

@@ -121,13 +121,16 @@ pub fn buffer(pool: &Pool, len: usize) -> Result<AlignedBuf> {
     Ok(buf)
 }
 
-/// How large a buffer must be to be read from DRAM: 13 times the largest cache, between 1 and 4 GB, less where half
-/// the available memory is less. A virtual machine's cache is shared with neighbours, so that even a set of a few times its
-/// size would be read in part from a cache that others leave idle.
+/// How large a buffer must be to be read from DRAM: [`beyond`] the largest cache, less where half the available memory is less.
 pub fn dram_set(largest_cache: u64) -> usize {
-    let wanted = largest_cache.saturating_mul(13).clamp(1 << 30, 4 << 30);
     let half = memory::available_memory().map_or(u64::MAX, |bytes| bytes / 2);
-    usize::try_from(wanted.min(half)).unwrap_or(usize::MAX) & !63
+    usize::try_from(beyond(largest_cache).min(half)).unwrap_or(usize::MAX) & !63
+}
+
+/// 13 times the largest cache, between 1 and 4 GB. A virtual machine's cache is shared with neighbours, so that even a set of a few
+/// times its size would be read in part from a cache that others leave idle.
+pub fn beyond(largest_cache: u64) -> u64 {
+    largest_cache.saturating_mul(13).clamp(1 << 30, 4 << 30)
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
 //! Matrices to measure kernels on: random ternary weights, as many copies as it takes to leave the caches.
 
+use std::hint::black_box;
+use std::sync::Mutex;
+
 use anyhow::{Result, ensure};
 use half::f16;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 
+use super::bandwidth::beyond;
 use super::memory::AlignedBuf;
 use super::pool::Pool;
 use super::products::{Job, Schedule};
@@ -113,10 +117,10 @@ impl Stack {
         })
     }
 
-    /// Copies of `bytes` each that together are at least four times the last-level cache, so that each read of one comes from
-    /// DRAM; fewer if the `memory` that may be used does not hold them.
+    /// Copies of `bytes` each that together are half of what is [`beyond`] the last-level cache, as is the buffer that plain reads
+    /// are measured on in the same race; fewer if the `memory` that may be used does not hold them.
     pub fn copies_for_dram(bytes: usize, last_level_cache: u64, memory: u64) -> usize {
-        let want = (4 * last_level_cache).max(64 << 20).min(memory);
+        let want = (beyond(last_level_cache) / 2).min(memory);
         usize::try_from(want.div_ceil(bytes.max(1) as u64))
             .unwrap_or(1)
             .max(1)
@@ -158,6 +162,41 @@ impl Stack {
         )?;
         multiply(pool, self.kernel, &w, x, out)
     }
+
+    /// Every thread multiplies the first copy by itself, [`Stack::APART`] times without meeting the others: the arithmetic that they
+    /// can do together on what each has in its own cache. `outs` holds one output for each.
+    ///
+    /// # Errors
+    /// As [`multiply`]; too few outputs.
+    pub fn multiply_apart(
+        &self,
+        pool: &Pool,
+        x: &Activations,
+        outs: &[Mutex<Vec<f32>>],
+    ) -> Result<()> {
+        ensure!(
+            outs.len() >= pool.threads(),
+            "{} outputs for {} threads",
+            outs.len(),
+            pool.threads()
+        );
+        let w = MatrixRef::new(self.kernel.layout(), self.rows, self.cols, &self.copies[0])?;
+        let failure = Mutex::new(None);
+        pool.run(|worker| {
+            let mut out = outs[worker].lock().unwrap_or_else(|e| e.into_inner());
+            for _ in 0..Self::APART {
+                if let Err(error) = self.kernel.multiply(black_box(&w), x, &mut out) {
+                    *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+                    return;
+                }
+            }
+        });
+        let failure = failure.into_inner().unwrap_or_else(|e| e.into_inner());
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Products of each thread in [`Stack::multiply_apart`].
+    pub const APART: usize = 8;
 }
 
 /// Random activations of `tokens` tokens, in the form a kernel takes.
@@ -205,14 +244,21 @@ mod tests {
                     stack.multiply(&pool, &x, &mut out).unwrap();
                     assert_eq!(out, expected, "{} with {threads} threads", kernel.name());
                 }
+                let outs: Vec<_> = (0..threads)
+                    .map(|_| Mutex::new(vec![0.0; rows * 5]))
+                    .collect();
+                stack.multiply_apart(&pool, &x, &outs).unwrap();
+                for out in outs {
+                    assert_eq!(out.into_inner().unwrap(), expected, "{}", kernel.name());
+                }
             }
         }
     }
 
     #[test]
-    fn a_stack_for_dram_is_four_caches_or_what_memory_holds() {
-        assert_eq!(Stack::copies_for_dram(100 << 20, 300 << 20, u64::MAX), 12);
+    fn a_stack_for_dram_is_six_caches_or_what_memory_holds() {
+        assert_eq!(Stack::copies_for_dram(100 << 20, 300 << 20, u64::MAX), 20);
         assert_eq!(Stack::copies_for_dram(100 << 20, 300 << 20, 200 << 20), 2);
-        assert_eq!(Stack::copies_for_dram(100 << 20, 1 << 20, u64::MAX), 1);
+        assert_eq!(Stack::copies_for_dram(1 << 30, 1 << 20, u64::MAX), 1);
     }
 }
