@@ -88,8 +88,7 @@ driver() {
 }
 
 arch=$(uname -m)
-# x86: the plain kernel and the repacked ones round alike, so their bits must agree
-case $arch in x86_64) strict=strict internals=-DCHECK_INTERNALS ;; *) strict= internals= ;; esac
+case $arch in x86_64) internals=-DCHECK_INTERNALS ;; *) internals= ;; esac
 
 if [ "$mode" = --llama ]; then
     # the patch touches ggml alone, so both drivers share one libllama
@@ -117,15 +116,16 @@ build stock stock ggml
 driver stock stock "$CXX" q2_0_check
 check stock ""
 
+# For this very CPU the compiler may choose not to fuse the plain kernel's multiplications and additions, as GCC does for AMD's
 build patched patched ggml
 driver patched patched "$CXX" q2_0_check $internals
-check patched "$strict"
+check patched ""
 
 # builds that are checked and never timed: half the time to compile, and with assertions
 quick=(-DCMAKE_C_FLAGS_RELEASE=-O1 -DCMAKE_CXX_FLAGS_RELEASE=-O1)
 
 if [ "$arch" = x86_64 ]; then
-    # variant NAME CPU-FLAG [cmake flags]; AVX-512 VNNI, or the best there is, was the build 'patched'
+    # variant NAME CPU-FLAG [cmake flags]
     variant() {
         local name=$1 flag=$2
         shift 2
@@ -135,11 +135,13 @@ if [ "$arch" = x86_64 ]; then
         fi
         build patched "$name" ggml "${quick[@]}" -DGGML_NATIVE=OFF "$@"
         driver patched "$name" "$CXX" q2_0_check $internals
+        # Without tuning for one CPU, the plain kernel and the repacked ones round alike: their bits must agree
         check "$name" strict
     }
     variant avx2 avx2
     variant avx-vnni avx_vnni -DGGML_AVX_VNNI=ON
     variant avx512-without-vnni avx512bw -DGGML_AVX512=ON
+    variant avx512-vnni avx512_vnni -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON
 fi
 
 if has aarch64-linux-gnu-g++ && has qemu-aarch64; then

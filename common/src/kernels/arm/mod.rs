@@ -4,6 +4,7 @@
 //! [`KERNELS`].
 
 mod codes;
+mod fours;
 pub(super) mod peak;
 mod run;
 mod sets;
@@ -73,15 +74,19 @@ kernels!(with_dotprod, Dotprod, "neon,dotprod", Isa::Dotprod, dotprod);
 kernels!(with_i8mm, I8mm, "neon,dotprod,i8mm", Isa::I8mm, i8mm);
 
 /// All of them, slowest first.
-pub(super) static KERNELS: &[&[Kernel]] =
-    &[&neon::KERNELS, &with_dotprod::KERNELS, &with_i8mm::KERNELS];
+pub(super) static KERNELS: &[&[Kernel]] = &[
+    &fours::KERNELS,
+    &neon::KERNELS,
+    &with_dotprod::KERNELS,
+    &with_i8mm::KERNELS,
+];
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::kernels::{all, available, oracle};
+    use crate::kernels::{Form, all, available, oracle};
 
     /// The sets that `TERN_EXPECT_ISA` names (`just test-arm` knows its emulated cores), else those that were detected.
     fn expected_sets() -> Vec<Isa> {
@@ -99,12 +104,13 @@ mod tests {
     #[test]
     fn every_kernel_of_this_core_runs() {
         let sets = expected_sets();
-        let arm = |k: &&Kernel| matches!(k.isa(), Isa::Neon | Isa::Dotprod | Isa::I8mm);
+        let ternary = |k: &&Kernel| k.form() == Form::Q8K && k.isa() != Isa::Scalar;
         let expected: HashSet<_> = all()
+            .filter(ternary)
             .filter(|k| sets.contains(&k.isa()))
             .map(Kernel::name)
             .collect();
-        let outcomes = oracle::run(available().filter(arm), &oracle::source_cases()).unwrap();
+        let outcomes = oracle::run(available().filter(ternary), &oracle::source_cases()).unwrap();
         for o in &outcomes {
             println!(
                 "{:<28}{:>4} cases, {:>3} refused, {:>6} integers, {} wrong",
