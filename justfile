@@ -97,8 +97,8 @@ all *flags:
     set -u
     cargo build --release -p experiments || exit
     worst=0
-    for n in 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15; do
-        just "exp-$n" "$@"
+    for name in $(grep -o '"exp-[^"/]*"' experiments/Cargo.toml | tr -d '"' | sort); do
+        just exp "$name" "$@"
         code=$?
         [ "$code" -eq 130 ] && exit 130
         [ "$code" -gt "$worst" ] && worst=$code
@@ -161,6 +161,10 @@ new-experiment +slug:
 
 test:
     cargo test
+
+# The thread pool's protocol in every interleaving that loom reaches
+loom:
+    RUSTFLAGS="--cfg loom" cargo test --release --target-dir target/loom -p common --lib loom
 
 # Formats and kernels on emulated Arm cores; README says which packages it takes
 test-arm:

@@ -16,7 +16,8 @@ fn main() -> ExitCode {
 }
 
 fn run(exp: &mut Experiment) -> Result<()> {
-    let pools = counts(exp)
+    let pools = exp
+        .thread_curve()
         .into_iter()
         .map(Pool::new)
         .collect::<Result<Vec<Pool>>>()?;
@@ -44,16 +45,6 @@ fn run(exp: &mut Experiment) -> Result<()> {
     }
     wall(exp, &pools, &best, &buf)?;
     ceiling(exp, all, best[best.len() - 1], &buf)
-}
-
-/// 1, 2, 4 ... and all threads, or those asked for.
-fn counts(exp: &Experiment) -> Vec<usize> {
-    if !exp.flags().threads.is_empty() {
-        return exp.thread_counts();
-    }
-    let all = exp.all_threads();
-    let powers = (0..).map(|i| 1 << i).take_while(|&n| n < all);
-    powers.chain([all]).collect()
 }
 
 /// 16 KB, 64 KB ... and the largest.

@@ -20,6 +20,11 @@ use serde::Deserialize;
 const NAME: &str = "exp-07-perplexity-greedy";
 /// Tokens a chunk.
 const CONTEXT: usize = 128;
+const SIZE: Size = Size {
+    context: 512,
+    batch: 64,
+    proposals: 0,
+};
 
 fn main() -> ExitCode {
     lab::run(NAME, &["L19", "L20"], body)
@@ -48,15 +53,7 @@ struct Answer {
 
 impl Answer {
     fn of(model: &Model, pool: &Pool, tokenizer: &Tokenizer, task: &Task) -> Result<Self> {
-        let mut session = Session::new(
-            model,
-            pool,
-            Size {
-                context: 512,
-                batch: 64,
-                proposals: 0,
-            },
-        )?;
+        let mut session = Session::new(model, pool, SIZE)?;
         let chunks = perplexity::chunks(&task.text, CONTEXT)?;
         let nll = chunks
             .map(|c| Ok(perplexity::chunk(&mut session, c)?.nll))
@@ -293,10 +290,50 @@ fn dense(
             .param("of", "nll difference")
             .exact(Metric::Nll, answer.mean() - stock.mean()),
     )?;
+    let apart = answer
+        .nll
+        .iter()
+        .zip(&stock.nll)
+        .map(|(a, b)| (a - b).abs());
+    exp.row(
+        row()
+            .param("of", "largest nll difference of a chunk")
+            .exact(Metric::Nll, apart.fold(0.0, f64::max)),
+    )?;
     exp.row(
         row()
             .param("of", "differing ids")
             .exact(Metric::Count, answer.differing(stock)),
     )?;
+    if let Some(margin) = margin(&model, &pool, task, &answer, stock)? {
+        exp.row(
+            row()
+                .param("of", "margin at the first differing id")
+                .exact(Metric::Nll, margin),
+        )?;
+    }
     Ok(())
+}
+
+/// By how much `model` preferred its own id to that of `stock` where their texts first part, as a difference of logits.
+fn margin(
+    model: &Model,
+    pool: &Pool,
+    task: &Task,
+    own: &Answer,
+    stock: &Answer,
+) -> Result<Option<f64>> {
+    let texts = task.prompts.iter().zip(own.ids.iter().zip(&stock.ids));
+    for ((prompt, _), (own, stock)) in texts {
+        let pairs = own.iter().zip(stock);
+        let Some(at) = pairs.clone().position(|(a, b)| a != b) else {
+            continue;
+        };
+        let mut session = Session::new(model, pool, SIZE)?;
+        session.advance(&[prompt, &own[..at]].concat())?;
+        let logits = session.last_logits()?;
+        let of = |ids: &[u32]| f64::from(logits[ids[at] as usize]);
+        return Ok(Some(of(own) - of(stock)));
+    }
+    Ok(None)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use common::formats::{Format, Layout};
 use common::kernels::{Choice, Kernel};
-use common::lab::{self, Experiment, Key, Metric, Row, Stat};
+use common::lab::{self, Experiment, Metric, Row, Stat};
 use common::runtime::hyper::Hyper;
 use common::runtime::memory;
 use common::runtime::model::{Model, Options};
@@ -123,7 +123,6 @@ struct Measured {
     ids: Vec<u32>,
     prefill: Stat,
     decode: Stat,
-    key: Key,
 }
 
 impl Case {
@@ -211,7 +210,7 @@ fn measure(exp: &mut Experiment, pool: &Pool, case: &Case, layout: &str) -> Resu
         walls.push(wall.read() / wall.bytes() as f64);
     }
     let decode = per_second(1.0, tokens.iter().map(|s| s.total));
-    let key = exp.row(
+    exp.row(
         row("decode")
             .claim("L22")
             .metric(Metric::TokensPerS, decode),
@@ -231,7 +230,6 @@ fn measure(exp: &mut Experiment, pool: &Pool, case: &Case, layout: &str) -> Resu
         ids,
         prefill,
         decode,
-        key,
     })
 }
 
@@ -317,7 +315,8 @@ fn ceiling(
         .map(|(_, m)| m.bytes().len())
         .sum();
     let h: &Hyper = model.hyper();
-    let state = 2 * 4 * h.linear_layers() * h.value_heads * h.state_size * h.state_size;
+    // Read and written.
+    let state = 2 * h.state_bytes();
     // Halfway through: every position before is read, one is written.
     let position = 2 * 4 * h.kv_heads * h.head_dim * h.full_layers();
     let kv = position * (BATCH + DECODE / 2 + 1);
@@ -498,7 +497,7 @@ fn compare(
             .baseline(&baseline)
     };
     let prefill = ratio(best.prefill, stock.prefill);
-    exp.row(
+    let key = exp.row(
         row("prefill")
             .param("batch", BATCH)
             .metric(Metric::Speedup, prefill),
@@ -515,10 +514,5 @@ fn compare(
         "repacked: prefill of {BATCH} {:.2} times as fast (the source: 3.8), decode of {DECODE} {:.2} times (1.5)",
         prefill.median, decode.median
     );
-    exp.verdict(
-        "L22",
-        prefill.low > 1.0 && decode.low > 1.0,
-        reason,
-        &best.key,
-    )
+    exp.verdict("L22", prefill.low > 1.0 && decode.low > 1.0, reason, &key)
 }

@@ -153,7 +153,7 @@ fn sizes(exp: &mut Experiment) -> Result<()> {
     exp.verdict("B02", near(ptq1_0, 37.5) && near(trits, 40.0), reason, &key)
 }
 
-/// The zero share of each ternary tensor of the model, and the layout that is smallest for it, scales aside.
+/// The zero share of each ternary tensor of the model, and which of the two layouts with kernels is smaller for it, scales aside.
 fn model(exp: &mut Experiment) -> Result<()> {
     let path = exp.model()?;
     let file = Gguf::open(&path)?;

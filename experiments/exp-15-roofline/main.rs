@@ -24,9 +24,10 @@ fn main() -> ExitCode {
             .filter(|i| *i != Isa::Scalar && i.available())
             .collect();
         let kernels: Vec<_> = isas.into_iter().flat_map(layouts).collect();
-        prefill(exp, &kernels)?;
+        let prefill = prefill(exp, &kernels)?;
+        winners(exp, "prefill", &prefill)?;
         let decode = decode_rates(exp, &kernels)?;
-        winners(exp, &decode)
+        winners(exp, "decode", &decode)
     })
 }
 
@@ -42,12 +43,13 @@ fn layouts(isa: Isa) -> Vec<&'static Kernel> {
 }
 
 /// GMAC/s of each kernel on 64 tokens.
-fn prefill(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<()> {
+fn prefill(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Found>> {
+    let mut found = Vec::new();
     let (rows, cols) = CACHE;
     let at = At::new(rows, cols, "cache");
     let x = stack::random_activations(Form::Q8K, cols, PREFILL, exp.flags().seed)?;
     let mut stacks = decode::stacks(exp, kernels, &at)?;
-    for threads in exp.thread_counts() {
+    for threads in exp.thread_curve() {
         let pool = Pool::new(threads)?;
         let out = RefCell::new(vec![0f32; rows * PREFILL]);
         let mut race = exp.race();
@@ -66,23 +68,27 @@ fn prefill(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<()> {
             let macs = (stack.weights() * PREFILL) as f64;
             let stat = times.rate(&stack.kernel().name(), Metric::MacPerS, macs);
             let params = [("rows", rows), ("cols", cols), ("batch", PREFILL)];
-            exp.row(
-                Row::new(variant, isa)
-                    .metric(Metric::MacPerS, stat)
-                    .threads(threads)
-                    .params(params)
-                    .param("from", "cache"),
-            )?;
+            let row = Row::new(variant, isa)
+                .metric(Metric::MacPerS, stat)
+                .threads(threads)
+                .params(params)
+                .param("from", "cache");
+            exp.row(row.clone())?;
+            found.push(Found {
+                row,
+                threads,
+                rate: stat.median,
+            });
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-/// A decode rate from DRAM.
-struct Decode {
-    kernel: &'static Kernel,
+/// The row of a rate.
+struct Found {
+    row: Row,
     threads: usize,
-    rate: Stat,
+    rate: f64,
 }
 
 /// The share of plain reads from which on a layout counts as at the wall, in %.
@@ -90,7 +96,7 @@ const AT_WALL: f64 = 90.0;
 
 /// What each kernel does from cache and from DRAM, and what plain reads of memory do, in the same rounds; and the prediction beside
 /// it: the lesser of the rate from cache and of the wall over the bytes that a weight takes. A quick run stays in cache.
-fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Decode>> {
+fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     let near = At::new(CACHE.0, CACHE.1, "cache");
     let far = At::new(DRAM.0, DRAM.1, "dram");
@@ -101,7 +107,7 @@ fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec
         decode::stacks(exp, kernels, &far)?
     };
     let mut meets = vec![None; stacks.len()];
-    for threads in exp.thread_counts() {
+    for threads in exp.thread_curve() {
         let pool = Pool::new(threads)?;
         if exp.quick() {
             decode::race(exp, &pool, &mut cached, None, &near, &|_, _| vec![])?;
@@ -145,10 +151,12 @@ fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec
             let rate = raced
                 .times
                 .rate(&far.run(kernel), Metric::WeightsPerS, weights);
-            found.push(Decode {
-                kernel,
+            found.push(Found {
+                row: far
+                    .row(variant, isa, threads)
+                    .metric(Metric::WeightsPerS, rate),
                 threads,
-                rate,
+                rate: rate.median,
             });
         }
         let of_layout = |name: &'static str| {
@@ -174,23 +182,12 @@ fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec
     Ok(found)
 }
 
-/// The fastest decode from DRAM at each thread count.
-fn winners(exp: &mut Experiment, found: &[Decode]) -> Result<()> {
-    for threads in exp.thread_counts() {
-        let best = found
-            .iter()
-            .filter(|d| d.threads == threads)
-            .max_by(|a, b| a.rate.median.total_cmp(&b.rate.median));
-        if let Some(best) = best {
-            let why = format!(
-                "decodes fastest from DRAM with {threads} threads: {:.1} Gw/s",
-                best.rate.median
-            );
-            exp.kernel_chosen(
-                &format!("decode, {threads} threads"),
-                &best.kernel.name(),
-                &why,
-            );
+/// The fastest layout and instruction set at each thread count.
+fn winners(exp: &mut Experiment, phase: &str, found: &[Found]) -> Result<()> {
+    for threads in exp.thread_curve() {
+        let of_threads = found.iter().filter(|f| f.threads == threads);
+        if let Some(best) = of_threads.max_by(|a, b| a.rate.total_cmp(&b.rate)) {
+            exp.row(best.row.clone().param("of", format!("fastest {phase}")))?;
         }
     }
     Ok(())

@@ -328,7 +328,7 @@ impl Candidate {
             (layers.iter().sum::<f64>() * times, *head)
         };
         let h = model.hyper();
-        let state = 2 * 4 * h.linear_layers() * h.value_heads * h.state_size * h.state_size;
+        let state = 2 * h.state_bytes();
         let (bytes, head) = sum(&|m| m.bytes().len());
         let (weights, _) = sum(&|m| m.rows() * m.cols());
         // The embedding is a second table of the head's size.

@@ -23,8 +23,8 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
+use common::lab;
 
 /// Ternary language models on ordinary CPUs, measured.
 #[derive(Parser)]
@@ -76,7 +76,7 @@ fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse_flags(&error),
+        Err(error) => return lab::refuse_flags("tern", &error),
     };
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = run(cli.command, &mut out).and_then(|code| {
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
             // What was computed before the error is still worth reading; the error itself is
             // reported whether or not this succeeds.
             let _ = out.flush();
-            complain(&format!("{error:#}"))
+            lab::complain("tern", &format!("{error:#}"))
         }
     }
 }
@@ -101,36 +101,4 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// Help and version go out whole; a bad flag becomes one line.
-fn refuse_flags(error: &clap::Error) -> ExitCode {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print(); // a closed pipe is no failure
-            ExitCode::SUCCESS
-        }
-        _ => {
-            let text = error.to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            let words: Vec<&str> = first.split_whitespace().collect();
-            let line = words.join(" ");
-            let line = line.strip_prefix("error: ").unwrap_or(&line);
-            complain(&format!("{line} (see tern --help)"))
-        }
-    }
-}
-
-/// One line on standard error, whatever the message holds, and exit code 2.
-fn complain(message: &str) -> ExitCode {
-    let mut line = String::from("tern: ");
-    for c in message.chars() {
-        if c.is_control() {
-            line.extend(c.escape_debug());
-        } else {
-            line.push(c);
-        }
-    }
-    let _ = writeln!(io::stderr(), "{line}"); // nobody left to tell
-    ExitCode::from(2)
 }

@@ -328,7 +328,7 @@ fn besides(folders: &[Folder]) -> Vec<String> {
 
 type Fact = Box<dyn Fn(&Meta) -> Value>;
 
-/// What may differ between runs: commit, flags, files, kernels, by name.
+/// What may differ between runs: commit, flags, files, by name.
 fn facts(metas: &[&Meta]) -> Vec<(String, Fact)> {
     let mut facts: Vec<(String, Fact)> = vec![
         ("schema".into(), Box::new(|m| json!(m.schema))),

@@ -260,6 +260,16 @@ impl Experiment {
         }
     }
 
+    /// Thread counts of a curve: those asked for, or 1, 2, 4 and so on, and all.
+    pub fn thread_curve(&self) -> Vec<usize> {
+        if !self.flags.threads.is_empty() {
+            return self.thread_counts();
+        }
+        let all = self.all_threads();
+        let powers = (0..).map(|i| 1 << i).take_while(|&n| n < all);
+        powers.chain([all]).collect()
+    }
+
     /// Threads that affinity and a container's quota allow, or the most that `--threads` asks for.
     pub fn all_threads(&self) -> usize {
         let asked = self.flags.threads.iter().max();
@@ -455,6 +465,11 @@ impl Experiment {
         }
     }
 
+    /// Whether every equality so far that [`must hold`](Self::must_hold) does.
+    pub fn all_held(&self) -> bool {
+        self.held.iter().all(|h| h.held)
+    }
+
     /// An equality that must hold on every machine. Where it does not, the run ends with exit code 1,
     /// after its files are written.
     pub fn must_hold(&mut self, what: impl Into<String>, held: bool) {
@@ -486,18 +501,18 @@ impl Experiment {
             let mark = if held.held { "holds" } else { "DOES NOT HOLD" };
             self.say(&format!("{mark}: {}", held.what));
         }
-        if self.emulated {
-            self.say("nothing written: timings under emulation are no results");
-        } else {
-            self.write(&records)?;
-        }
         for claim in self.claims {
             ensure!(
                 self.findings.iter().any(|f| f.claim == *claim),
                 "claim {claim}: no verdict, expected one"
             );
         }
-        Ok(if self.held.iter().all(|h| h.held) {
+        if self.emulated {
+            self.say("nothing written: timings under emulation are no results");
+        } else {
+            self.write(&records)?;
+        }
+        Ok(if self.all_held() {
             ExitCode::SUCCESS
         } else {
             ExitCode::from(1)

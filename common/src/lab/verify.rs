@@ -16,8 +16,8 @@ use super::row::ISAS;
 /// What is wrong with the results of a folder; empty when nothing is.
 ///
 /// Every file is read against the schema; every CSV against the hash beside it; every row's instruction
-/// set and thread count against `machine.json`; every verdict against the ledger, against its row, and
-/// against what its experiment wrote.
+/// set against `machine.json`; every verdict against the ledger, against its row, and against what its
+/// experiment wrote.
 pub fn check_folder(path: &Path, ledger: &[Claim]) -> Vec<String> {
     let folder = match Folder::open(path) {
         Ok(folder) => folder,

@@ -170,6 +170,14 @@ impl Hyper {
         self.layers - self.full_layers()
     }
 
+    /// Bytes of what the linear layers remember, f32: their states, and the last inputs of their convolutions. A token reads and
+    /// writes all of it.
+    pub fn state_bytes(&self) -> usize {
+        let layer =
+            self.value_heads * self.state_size * self.state_size + (TAPS - 1) * self.channels();
+        self.linear_layers() * layer * size_of::<f32>()
+    }
+
     /// Channels of a linear layer's convolution: queries, keys and values.
     pub fn channels(&self) -> usize {
         (2 * self.key_heads + self.value_heads) * self.state_size

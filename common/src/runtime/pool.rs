@@ -9,7 +9,7 @@
 //!
 //! The protocol is one 64-bit word, the gate. Whatever two sides must agree on ("the job is open" and "I sleep",
 //! "I was the last" and "the caller sleeps") are parts of that word, changed by read-modify-write, so that one
-//! order of events holds for all. `RUSTFLAGS="--cfg loom" cargo test -p common --release pool_loom` explores the orders.
+//! order of events holds for all. `just loom` explores the orders.
 
 use std::any::Any;
 use std::ops::Range;

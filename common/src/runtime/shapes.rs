@@ -195,19 +195,6 @@ impl Shape {
         let bytes = |m: &Matrix| Ok(format.matrix_bytes(m.rows, m.cols)? as u64);
         self.matrices().iter().map(bytes).sum()
     }
-
-    /// Bytes of recurrent state, f32, of the linear layers; read and written each token. The last inputs of the
-    /// convolution, 0.1% of it, are not counted.
-    pub fn state_bytes(&self) -> u64 {
-        let head = (self.state_size * self.state_size * size_of::<f32>()) as u64;
-        head * (self.linear_layers() * self.value_heads) as u64
-    }
-
-    /// Bytes of keys and values, f32, that one position adds; all positions are read each token.
-    pub fn kv_bytes(&self) -> u64 {
-        let values = 2 * self.kv_heads * self.head_dim * (self.layers / self.interval);
-        (values * size_of::<f32>()) as u64
-    }
 }
 
 #[cfg(test)]
@@ -222,7 +209,6 @@ mod tests {
         assert_eq!(shape.weights(), 25_598_361_600);
         assert_eq!(shape.weight_bytes(Format::Pq2_0).unwrap(), 6_799_564_800);
         assert_eq!(shape.weight_bytes(Format::Ptq1_0).unwrap(), 5_599_641_600);
-        assert_eq!(shape.state_bytes(), 150_994_944);
         assert_eq!(shape.conv_channels(), 10240);
         assert_eq!(matrices[0].tensor(), "blk.0.attn_qkv.weight");
         assert_eq!((matrices[0].rows, matrices[0].cols), (10240, 5120));

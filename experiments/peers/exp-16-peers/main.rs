@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use common::formats::Format;
 use common::lab::{self, Experiment, Metric, Race, Row};
+use common::runtime::bandwidth::{self, Reader};
 use common::runtime::pool::Pool;
 use peers::ggml::{self, Cpu, Product};
 use peers::matrix::{self, Ours, Ternary};
@@ -61,8 +62,8 @@ fn cases(exp: &Experiment) -> Vec<Case> {
             case(64, 512, 64, "", 1, SCALAR),
         ];
     }
-    // Twice the largest cache at TQ2_0's 2.06 bits, within 2 GB.
-    let bytes = (2 * exp.last_level_cache()).clamp(64 << 20, 2 << 30) as usize;
+    // Eight times the largest cache at TQ2_0's 2.06 bits, within 2 GB.
+    let bytes = (8 * exp.last_level_cache()).clamp(256 << 20, 2 << 30) as usize;
     let rows = (bytes * 8 / 2 / 8192).next_multiple_of(1024);
     vec![
         case(2048, 2048, 1, "cache", 16, &THEIRS[..]),
@@ -166,14 +167,29 @@ fn compare(
             (0..case.repeat).for_each(|_| product.borrow_mut().run(&pool).expect("ran before"))
         });
     }
+    let wall = match case.from {
+        "dram" => Some(bandwidth::buffer(
+            &pool,
+            bandwidth::dram_set(exp.last_level_cache()) / 2,
+        )?),
+        _ => None,
+    };
+    if let Some(bytes) = &wall {
+        let (reader, _) = Reader::fastest(&pool, bytes, 2);
+        let pool = &pool;
+        race.add("read", move || {
+            std::hint::black_box(reader.read(pool, bytes));
+        });
+    }
     let times = Race::run(&mut race)?;
     drop(race);
 
-    let names = theirs.iter().map(|(name, _, error)| (name, "", *error));
-    let names = names.chain(
-        ours.iter()
-            .map(|(name, isa, _, error)| (name, *isa, *error)),
-    );
+    let names = theirs.iter().zip(case.theirs);
+    let names = names.map(|((name, _, error), format)| (name, "", *error, *format));
+    let names = names.chain(ours.iter().map(|(name, isa, product, error)| {
+        let format = product.borrow().kernel().layout().source();
+        (name, *isa, *error, format)
+    }));
     let params = |row: Row| {
         let row = row.threads(threads).params([
             ("rows", case.rows),
@@ -191,10 +207,16 @@ fn compare(
         tokens => (Metric::MacPerS, tokens as f64),
     };
     let units = units * (case.rows * case.cols * case.repeat) as f64;
-    for (name, isa, error) in names {
+    for (name, isa, error, format) in names {
         exp.row(params(
             Row::new(name, isa).metric(metric, times.rate(name, metric, units)),
         ))?;
+        if let Some(wall) = &wall {
+            let bytes = case.repeat * format.matrix_bytes(case.rows, case.cols)?;
+            let share = times.speedup_per_unit((name, bytes as f64), ("read", wall.len() as f64));
+            let row = Row::new(name, isa).metric(Metric::Share, share.scaled(100.0));
+            exp.row(params(row.baseline("read")))?;
+        }
         exp.row(params(
             Row::new(name, isa).exact(Metric::RelativeError, error),
         ))?;
@@ -204,6 +226,10 @@ fn compare(
             ),
             error < ROUNDING,
         );
+    }
+    if let Some(wall) = &wall {
+        let rate = times.rate("read", Metric::Bandwidth, wall.len() as f64);
+        exp.row(params(Row::new("read", "").metric(Metric::Bandwidth, rate)))?;
     }
     for (name, isa, ..) in &ours {
         for (peer, ..) in &theirs {

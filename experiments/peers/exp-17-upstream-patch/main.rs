@@ -91,12 +91,15 @@ fn ask(build: &str, model: &Path, threads: usize, commands: &[String]) -> Result
     Ok(answers)
 }
 
+/// Tokens of a chunk.
+const CONTEXT: usize = 128;
+
 /// Perplexity by chunk and greedy ids.
 fn same_results(exp: &mut Experiment, model: &Path) -> Result<()> {
     let text = exp.repo_file("models/eval-code.txt")?;
     let reference = exp.repo_file("models/reference.json")?;
     let reference: serde_json::Value = serde_json::from_slice(&fs::read(&reference)?)?;
-    let mut commands = vec![format!("nll 128 {}", text.display())];
+    let mut commands = vec![format!("nll {CONTEXT} {}", text.display())];
     let prompts = reference["greedy"]
         .as_array()
         .context("reference.json: no greedy")?;
@@ -128,21 +131,25 @@ fn same_results(exp: &mut Experiment, model: &Path) -> Result<()> {
         a.len(),
         b.len()
     );
+    let hash = lab::sha256(&fs::read(&text)?);
     let mut worst = 0.0_f64;
-    for (i, (a, b)) in a.iter().zip(&b).enumerate() {
-        for (build, nll) in BUILDS.into_iter().zip([a, b]) {
+    for (i, (one, other)) in a.iter().zip(&b).enumerate() {
+        for (build, nll) in BUILDS.into_iter().zip([one, other]) {
             exp.row(
                 Row::new(build, "")
                     .exact(Metric::Nll, *nll)
                     .threads(threads)
-                    .param("chunk", i),
+                    .param("text", &hash[..12])
+                    .param("tokens", CONTEXT * a.len())
+                    .param("ctx", CONTEXT)
+                    .param("chunk", i + 1),
             )?;
         }
-        worst = worst.max((a - b).abs() / a.abs());
+        worst = worst.max((one - other).abs() / one.abs());
     }
     exp.row(
         Row::new("patched", "")
-            .baseline("stock ")
+            .baseline("stock")
             .exact(Metric::RelativeError, worst)
             .threads(threads),
     )?;
@@ -153,7 +160,7 @@ fn same_results(exp: &mut Experiment, model: &Path) -> Result<()> {
     let same = stock[1..] == patched[1..];
     exp.row(
         Row::new("patched", "")
-            .baseline("stock ")
+            .baseline("stock")
             .exact(Metric::Equal, same)
             .threads(threads)
             .param("prompts", prompts.len()),
@@ -193,7 +200,7 @@ fn model_rates(exp: &mut Experiment, model: &Path, threads: usize) -> Result<()>
         }
         exp.row(params(
             Row::new("patched", "")
-                .baseline("stock ")
+                .baseline("stock")
                 .metric(Metric::Speedup, times.speedup("patched", "stock")),
         ))?;
     }
