@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use common::lab::Folder;
 use common::lab::compare::{Comparison, How, Joined, Ratio, Threads, compare};
 use common::lab::table::{self, Style, StyleFlags};
@@ -40,14 +40,19 @@ fn percent(text: &str) -> Result<f64, String> {
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let mut folders = Vec::new();
+    let mut selected = args.experiment.is_none();
     for path in &args.folders {
         let mut folder = Folder::open(path)?;
         if let Some(experiment) = &args.experiment {
             let wanted = |name: &str| name.starts_with(experiment.as_str());
             folder.runs.retain(|r| wanted(&r.meta.experiment));
             folder.findings.retain(|f| wanted(&f.experiment));
+            selected |= !folder.runs.is_empty();
         }
         folders.push(folder);
+    }
+    if let Some(experiment) = args.experiment.as_ref().filter(|_| !selected) {
+        bail!("--experiment {experiment}: none of the folders has it, expected one such as exp-03");
     }
     let how = How {
         exact: args.exact,

@@ -32,7 +32,18 @@ fn format(name: String) -> Result<Format> {
     Format::from_name(&name).context("not a format")
 }
 
+/// From here on an interrupt removes what is half written before it ends the program.
+pub fn clean_up_on_interrupt() -> Result<()> {
+    ctrlc::set_handler(|| {
+        gguf::remove_unfinished();
+        let _ = writeln!(std::io::stderr(), "\ninterrupted: no file was written"); // nobody left to tell
+        std::process::exit(130);
+    })
+    .context("Ctrl-C: cannot watch for it")
+}
+
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
+    clean_up_on_interrupt()?;
     let input = Gguf::open(&args.input)?;
     let bar = inspect::progress(input.tensors().iter().map(|t| t.bytes).sum());
     gguf::convert(&input, &args.output, args.to, |bytes| bar.inc(bytes))?;

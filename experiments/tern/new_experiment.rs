@@ -14,10 +14,10 @@ pub struct Args {
     #[arg(value_name = "SLUG", value_parser = slug)]
     slug: String,
     /// The claim in short.
-    #[arg(long, default_value = "four sums in turn are faster than one")]
+    #[arg(long, default_value = "four sums in turn are faster than one", value_parser = line)]
     claim: String,
     /// The figure its source published.
-    #[arg(long, default_value = "no figure")]
+    #[arg(long, default_value = "no figure", value_parser = line)]
     published: String,
     /// The letter of its source in the ledger.
     #[arg(long, default_value = "U", value_parser = source)]
@@ -26,9 +26,16 @@ pub struct Args {
 
 fn slug(text: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
-    let edges = text.starts_with('-') || text.ends_with('-');
+    let edges = text.starts_with('-') || text.ends_with('-') || text.contains("--");
     if text.is_empty() || text.len() > 40 || edges || !text.chars().all(plain) {
         return Err("expected up to 40 of a-z, 0-9, '_' and '-' between words".into());
+    }
+    Ok(text.into())
+}
+
+fn line(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() || text.chars().any(char::is_control) {
+        return Err("expected a line of text".into());
     }
     Ok(text.into())
 }

@@ -8,6 +8,7 @@ use anyhow::Result;
 use common::runtime::pool::{self, Pool};
 use shared::weights::Spec;
 
+use crate::convert::clean_up_on_interrupt;
 use crate::inspect;
 
 /// Writes a GGUF file of random ternary weights in the shape of a real model, to measure with. The same seed gives the same file.
@@ -25,6 +26,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
+    clean_up_on_interrupt()?;
     let model = args.spec.make(args.seed)?;
     let bar = inspect::progress(model.gguf().tensors().iter().map(|t| t.bytes).sum());
     let pool = Pool::new(pool::default_threads())?;

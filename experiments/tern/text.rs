@@ -63,6 +63,11 @@ impl Text {
 /// A whole file of valid UTF-8.
 pub fn read_text(file: &Path) -> Result<String> {
     let shown = file.display();
+    let metadata = fs::metadata(file).with_context(|| format!("{shown}: cannot read"))?;
+    ensure!(
+        metadata.is_file(),
+        "{shown}: not a regular file, expected one of UTF-8 text"
+    );
     let bytes = fs::read(file).with_context(|| format!("{shown}: cannot read"))?;
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use common::lab;
 use common::lab::verify::{check_folder, check_ledger};
 
@@ -24,6 +24,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     } else {
         args.folders.clone()
     };
+    for folder in &folders {
+        ensure!(
+            folder.join("machine.json").is_file(),
+            "{}: no machine.json, expected a folder of results",
+            folder.display()
+        );
+    }
     let mut wrong = 0;
     for folder in &folders {
         let found = check_folder(folder, &ledger);

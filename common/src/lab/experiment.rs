@@ -23,6 +23,7 @@ use super::progress::Progress;
 use super::race::Race;
 use super::row::{self, Key, Record, Row};
 use super::{files, source, table};
+use crate::runtime::gguf::Gguf;
 
 /// Default rounds. With 15 the bootstrap interval of a median spans the 4th to the 12th sample, which
 /// covers the true median 96% of the time; with 5 it spans them all (94%).
@@ -166,6 +167,9 @@ impl Experiment {
         flags_given: BTreeMap<String, Value>,
         emulated: bool,
     ) -> Result<Experiment> {
+        if let Some(model) = &flags.model {
+            Gguf::open(model)?; // refused before anything is measured
+        }
         let machine = Machine::here();
         let machine_name = flags.machine.clone().unwrap_or_else(|| machine.slug());
         let folder = flags.out.clone().unwrap_or_else(|| {
@@ -224,6 +228,18 @@ impl Experiment {
                 self.folder.display(),
                 meta.experiment,
                 if meta.quick { "with" } else { "without" }
+            );
+        }
+        let path = self.folder.join("machine.json");
+        if let Some(bytes) = files::read_if_there(&path, LIMIT)? {
+            let shown = path.display();
+            let there: Machine =
+                serde_json::from_slice(&bytes).with_context(|| shown.to_string())?;
+            ensure!(
+                there.cpu == self.machine.cpu,
+                "{shown}: cpu: found {:?}, expected {:?}, which measures now: another machine wants another --out or --machine",
+                there.cpu,
+                self.machine.cpu
             );
         }
         ledger::read_findings(&self.folder.join("claims.csv"))
@@ -802,6 +818,16 @@ mod tests {
                 two
             );
         }
+        // The rows of a folder are of one machine.
+        let machine = dir.path().join("machine.json");
+        let good = fs::read_to_string(&machine).unwrap();
+        let mut other: Machine = serde_json::from_str(&good).unwrap();
+        other.cpu += " of another machine";
+        for there in [serde_json::to_string(&other).unwrap(), "{".into()] {
+            fs::write(&machine, there).unwrap();
+            assert_eq!(run_in(dir.path(), "exp-03-x", &["L07"], &[], measured), two);
+        }
+        fs::write(&machine, good).unwrap();
         assert_eq!(fs::read(&csv).unwrap(), before);
         // A claim without a verdict is a mistake in the experiment.
         assert_eq!(

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::machine;
+use crate::runtime::pool::MAX_THREADS;
 
 /// Flags every experiment takes.
 #[derive(clap::Args, Clone, Debug)]
@@ -32,8 +33,8 @@ pub struct Flags {
 
 fn thread_count(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(n) if (1..=4096).contains(&n) => Ok(n),
-        _ => Err("expected a count from 1 to 4096".into()),
+        Ok(n) if (1..=MAX_THREADS).contains(&n) => Ok(n),
+        _ => Err(format!("expected a count from 1 to {MAX_THREADS}")),
     }
 }
 

@@ -320,7 +320,7 @@ impl<'a> Session<'a> {
     /// The logits after some tokens of the last pass, at most [`LOGITS`]: `[token][vocabulary]`.
     ///
     /// # Errors
-    /// A range that the last pass does not have.
+    /// A range that the last pass does not have; logits that are not finite, which come of weights that are not.
     pub fn logits(&mut self, tokens: Range<usize>) -> Result<&mut [f32]> {
         ensure!(
             tokens.start <= tokens.end
@@ -343,7 +343,14 @@ impl<'a> Session<'a> {
         });
         self.prepare(&model.head_inputs, Buffer::X, n)?;
         self.multiply(&[(&model.head, Buffer::Logits)], n)?;
-        Ok(&mut self.work.logits[..n * model.vocabulary()])
+        let logits = &mut self.work.logits[..n * model.vocabulary()];
+        if let Some(found) = logits.iter().find(|x| !x.is_finite()) {
+            bail!(
+                "{}: logits: found {found}, expected finite numbers, as finite weights give",
+                model.name()
+            );
+        }
+        Ok(logits)
     }
 
     /// The logits after the last token.

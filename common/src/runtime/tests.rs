@@ -226,6 +226,24 @@ fn the_dense_model_computes_what_llama_cpp_does() {
     }
 }
 
+/// Weights that are not numbers give an error, not a text.
+#[test]
+fn logits_that_are_not_finite_are_refused() {
+    let pool = Pool::new(1).unwrap();
+    for weight in [f32::NAN, f32::INFINITY] {
+        let mut bytes = nano::PQ2_0.to_vec();
+        let gguf = Gguf::from_bytes("nano", bytes.clone()).unwrap();
+        let norm = gguf.tensor("output_norm.weight").unwrap();
+        let at = norm.offset as usize;
+        bytes[at..at + 4].copy_from_slice(&weight.to_le_bytes());
+        let model = load(&bytes, "", &pool);
+        let mut session = Session::new(&model, &pool, size(64, 8)).unwrap();
+        session.advance(&[1, 2, 3]).unwrap();
+        let error = session.last_logits().unwrap_err().to_string();
+        assert!(error.starts_with("nano: logits: found "), "{error}");
+    }
+}
+
 #[test]
 fn every_format_runs() {
     let pool = Pool::new(2).unwrap();

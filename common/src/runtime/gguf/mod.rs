@@ -23,7 +23,7 @@ pub use read::{Gguf, Tensor};
 pub use rotation::Rotation;
 pub use survey::Survey;
 pub use value::{Kind, Scalar, Value};
-pub use write::Writer;
+pub use write::{Writer, remove_unfinished};
 
 use std::fmt;
 

@@ -8,6 +8,18 @@ use super::{Gguf, Shown};
 
 const PREFIX: &str = "prism.hadamard.";
 const TRANSFORM: &str = "normalized-sylvester-walsh-hadamard";
+const KEYS: [&str; 10] = [
+    "version",
+    "transform",
+    "axis",
+    "block_size",
+    "sign_mode",
+    "sign_widths",
+    "sign_values",
+    "weight_names",
+    "inverse_weight_names",
+    "gdn_v_grouped",
+];
 const AXIS: &str = "input-last-dimension";
 const EMBEDDING: &str = "token_embd.weight";
 
@@ -46,13 +58,20 @@ impl Rotation {
     /// Reads the keys whole. `None` if the file has none of them.
     ///
     /// # Errors
-    /// A version, transform, axis or sign mode that is not known; a listed tensor that is missing,
+    /// A key, version, transform, axis or sign mode that is not known; a key that is missing; a listed tensor that is missing,
     /// listed twice, or not one whose input this crate knows how to rotate; a width that the block
     /// does not divide or that has no signs; signs other than +-1. Skipping the rotation would
     /// compute fluent nonsense, so nothing is passed over.
     pub fn read(gguf: &Gguf) -> Result<Option<Self>> {
         if !gguf.keys().any(|v| v.key().starts_with(PREFIX)) {
             return Ok(None);
+        }
+        for value in gguf.keys() {
+            let name = value.key().strip_prefix(PREFIX);
+            ensure!(
+                name.is_none_or(|name| KEYS.contains(&name)),
+                value.unexpected("a key of a rotation that is not known", "none")
+            );
         }
         let get = |name: &str| gguf.get(&format!("{PREFIX}{name}"));
         let key = |name: &str| gguf.key(&format!("{PREFIX}{name}"));
@@ -78,6 +97,12 @@ impl Rotation {
         let signs = if explicit {
             Self::read_signs(gguf, block)?
         } else {
+            if let Some(widths) = get("sign_widths") {
+                ensure!(
+                    widths.usizes()?.is_empty(),
+                    widths.unexpected("widths", "none with sign_mode identity")
+                );
+            }
             BTreeMap::new()
         };
         let mut rotation = Self {
@@ -100,16 +125,15 @@ impl Rotation {
             );
             rotation.check(gguf, name)?;
         }
-        if let Some(tables) = get("inverse_weight_names") {
-            for name in tables.strs()? {
-                let shown = Shown(name);
-                ensure!(
-                    name == EMBEDDING && !rotation.embedding,
-                    tables.unexpected(&shown.to_string(), &format!("{EMBEDDING}, once"))
-                );
-                rotation.embedding = true;
-                rotation.check(gguf, name)?;
-            }
+        let tables = key("inverse_weight_names")?;
+        for name in tables.strs()? {
+            let shown = Shown(name);
+            ensure!(
+                name == EMBEDDING && !rotation.embedding,
+                tables.unexpected(&shown.to_string(), &format!("{EMBEDDING}, once"))
+            );
+            rotation.embedding = true;
+            rotation.check(gguf, name)?;
         }
         Ok(Some(rotation))
     }

@@ -482,6 +482,9 @@ fn a_failed_write_leaves_the_old_file() {
     assert_eq!(gguf.data(&gguf.tensors()[0]), [1; 8]);
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1);
     assert!(format!("{:#}", Gguf::open(folder).unwrap_err()).contains("not a regular file"));
+    // What is no file stays what it is.
+    let error = writer.write(folder, |_, out| Ok(out.write_all(&[1; 8])?));
+    assert!(format!("{:#}", error.unwrap_err()).contains("is a folder, expected a regular file"));
 }
 
 /// Bytes changed, cut, repeated and moved: read or refused in one line, never a panic; what is read
@@ -537,11 +540,11 @@ fn mutations() {
     }
 }
 
-/// The nano file with one key replaced (or dropped), keys and tensor infos otherwise the same.
+/// The nano file with one key, or all that start so, replaced (or dropped), keys and tensor infos otherwise the same.
 fn nano_with(key: &str, change: impl FnOnce(&mut Writer)) -> Gguf {
     let nano = Gguf::open(&model("tern-nano-pq2_0.gguf")).unwrap();
     let mut writer = Writer::new();
-    for value in nano.keys().filter(|v| v.key() != key) {
+    for value in nano.keys().filter(|v| !v.key().starts_with(key)) {
         writer.copy(&value).unwrap();
     }
     change(&mut writer);
@@ -571,7 +574,7 @@ fn rotation_is_read_whole() {
         (256, 768)
     );
 
-    let plain = nano_with("prism.hadamard.sign_mode", |w| {
+    let plain = nano_with("prism.hadamard.sign_", |w| {
         w.set_str("prism.hadamard.sign_mode", "identity").unwrap();
     });
     assert_eq!(Rotation::read(&plain).unwrap().unwrap().signs(768).len(), 0);
@@ -594,9 +597,20 @@ fn rotation_refuses_what_it_does_not_know() {
         "sign_mode",
         "sign_widths",
         "weight_names",
+        "inverse_weight_names",
     ] {
         refused(key, &drop, &format!("key prism.hadamard.{key} is missing"));
     }
+    refused(
+        "seed",
+        &|w, k| w.set(k, 2u32).unwrap(),
+        "key prism.hadamard.seed: found a key of a rotation that is not known, expected none",
+    );
+    refused(
+        "sign_mode",
+        &|w, k| w.set_str(k, "identity").unwrap(),
+        "key prism.hadamard.sign_widths: found widths, expected none with sign_mode identity",
+    );
     refused(
         "version",
         &|w, k| w.set(k, 2u32).unwrap(),

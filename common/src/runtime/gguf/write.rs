@@ -2,7 +2,8 @@
 //! than memory can be written.
 
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
@@ -29,6 +30,36 @@ struct Planned {
     dims: Vec<usize>,
     format: Format,
     bytes: u64,
+}
+
+/// Temporary files that are being written.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A temporary file, for as long as it is written.
+struct Unfinished(PathBuf);
+
+impl Unfinished {
+    fn new(path: &Path) -> Self {
+        unfinished().push(path.into());
+        Unfinished(path.into())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        unfinished().retain(|path| *path != self.0);
+    }
+}
+
+/// Removes the temporary files of [`Writer::write`], for a program that is about to end.
+pub fn remove_unfinished() {
+    for path in unfinished().drain(..) {
+        let _ = std::fs::remove_file(path); // there is nobody to tell
+    }
 }
 
 impl Writer {
@@ -183,8 +214,8 @@ impl Writer {
     /// must write exactly the tensor's bytes.
     ///
     /// # Errors
-    /// What the system reports, what `data` reports, data of the wrong length, a tensor name that
-    /// comes twice.
+    /// Something at `path` that is no regular file, what the system reports, what `data` reports, data of the
+    /// wrong length, a tensor name that comes twice.
     pub fn write(
         &self,
         path: &Path,
@@ -195,6 +226,18 @@ impl Writer {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
+        // A rename would replace a device or a pipe as it does a file.
+        if let Ok(there) = std::fs::metadata(path) {
+            ensure!(
+                there.is_file(),
+                "{shown}: cannot be replaced: is {}, expected a regular file",
+                if there.is_dir() {
+                    "a folder"
+                } else {
+                    "a device or pipe"
+                }
+            );
+        }
         let mut builder = tempfile::Builder::new();
         builder.prefix(".tern-").suffix(".tmp");
         #[cfg(unix)]
@@ -206,6 +249,7 @@ impl Writer {
         let temporary = builder
             .tempfile_in(folder)
             .with_context(|| format!("{shown}: cannot create"))?;
+        let _unfinished = Unfinished::new(temporary.path());
         let mut out = BufWriter::with_capacity(1 << 20, temporary);
         self.write_to(&mut out, data)
             .with_context(|| format!("{shown}: cannot write"))?;
