@@ -157,6 +157,13 @@ fn compare(
         ));
     }
 
+    let wall = match case.from {
+        "dram" => Some(bandwidth::buffer(
+            &pool,
+            bandwidth::dram_set(exp.last_level_cache()) / 2,
+        )?),
+        _ => None,
+    };
     exp.progress(shape);
     let mut race = exp.race();
     for (name, product, _) in &theirs {
@@ -167,13 +174,6 @@ fn compare(
             (0..case.repeat).for_each(|_| product.borrow_mut().run(&pool).expect("ran before"))
         });
     }
-    let wall = match case.from {
-        "dram" => Some(bandwidth::buffer(
-            &pool,
-            bandwidth::dram_set(exp.last_level_cache()) / 2,
-        )?),
-        _ => None,
-    };
     if let Some(bytes) = &wall {
         let (reader, _) = Reader::fastest(&pool, bytes, 2);
         let pool = &pool;
