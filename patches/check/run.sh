@@ -59,13 +59,20 @@ fi
 echo "patch-check: $(basename "$patch") applies to $package ($(grep -c '^+[^+]' "$patch") lines added)"
 [ "$mode" != --sources ] || exit 0
 
+# GCC does not fuse multiplications and additions for every CPU. The repacked kernels do, so with the plain ones fused too both builds round
+# alike, and what differs is the patch's doing.
+fused=()
+if echo | "$CXX" --param=avoid-fma-max-bits=0 -x c++ -E - > /dev/null 2>&1; then
+    fused=(-DCMAKE_C_FLAGS=--param=avoid-fma-max-bits=0 -DCMAKE_CXX_FLAGS=--param=avoid-fma-max-bits=0)
+fi
+
 # build TREE NAME TARGET [cmake flags]
 build() {
     local tree=$1 name=$2 target=$3 log=$work/$2.log
     shift 3
     cmake -S "$work/$tree" -B "$work/build-$name" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_OPENMP=OFF \
         -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF \
-        -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_APP=OFF "$@" > "$log" 2>&1 &&
+        -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_APP=OFF ${fused[@]+"${fused[@]}"} "$@" > "$log" 2>&1 &&
         cmake --build "$work/build-$name" --target "$target" -j "$jobs" >> "$log" 2>&1 ||
         missing "the build '$name' failed: see target/patch-check/$name.log"
 }

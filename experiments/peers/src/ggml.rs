@@ -47,6 +47,8 @@ impl Cpu {
             let backend =
                 NonNull::new(sys::ggml_backend_cpu_init()).context("ggml: no CPU backend")?;
             let mut params = sys::ggml_threadpool_params_default(threads);
+            // Between graphs its threads would otherwise go on spinning, on the cores that our kernels are measured on.
+            params.poll = 0;
             let Some(pool) = NonNull::new(sys::ggml_threadpool_new(&mut params)) else {
                 sys::ggml_backend_free(backend.as_ptr());
                 anyhow::bail!("ggml: no pool of {threads} threads");
