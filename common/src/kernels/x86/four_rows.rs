@@ -1,8 +1,10 @@
 //! Mask-slot on tiles of four rows: `row-pair`, and `slot16` before it.
 //!
-//! Decode reads each vector of codes once and masks its slots where they stand. Prefill wants one operand whatever the layout:
-//! lanes of 16 bytes that hold eight consecutive weights of two rows, which eight activations, repeated, multiply. Row pairs are
-//! stored so; `slot16` zips its rows first.
+//! Decode, of up to three tokens, reads each vector of codes once and masks its slots where they stand. Prefill wants one operand
+//! whatever the layout: lanes of 16 bytes that hold eight consecutive weights of two rows, which eight activations, repeated,
+//! multiply. Row pairs are stored so; `slot16` zips its rows first.
+//!
+//! Loops rather than closures: inside a closure that is not inlined the instruction set is not enabled.
 
 use std::arch::x86_64::{
     __m128, __m128i, _mm_add_epi32, _mm_cvtepi32_ps, _mm_cvtph_ps, _mm_cvtsi32_si128, _mm_fmadd_ps,
@@ -36,11 +38,11 @@ const OPERANDS: usize = WEIGHTS / 8;
 
 /// One of the two layouts.
 pub trait Tiles {
-    /// One token.
+    /// `T` tokens of one group that is as wide.
     ///
     /// # Safety
     /// As [`crate::kernels::TilesFn`], for the instruction set of `V`; `H` is `4 / V::LANES`.
-    unsafe fn decode<V: Quads, const H: usize>(
+    unsafe fn decode<V: Quads, const H: usize, const T: usize>(
         w: &MatrixRef,
         x: &Group,
         tiles: Range<usize>,
@@ -69,7 +71,9 @@ pub unsafe fn run<V: Quads, L: Tiles, const H: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         match x {
-            [x] if x.width() == 1 => L::decode::<V, H>(w, x, tiles, out),
+            [x] if x.width() == 1 => L::decode::<V, H, 1>(w, x, tiles, out),
+            [x] if x.width() == 2 => L::decode::<V, H, 2>(w, x, tiles, out),
+            [x] if x.width() == 3 => L::decode::<V, H, 3>(w, x, tiles, out),
             _ => {
                 for tile in tiles.clone().step_by(V::LANES) {
                     for (pass, x) in x.chunks(PASS).enumerate() {
@@ -125,7 +129,7 @@ pub struct Slot16;
 
 impl Tiles for Slot16 {
     #[inline(always)]
-    unsafe fn decode<V: Quads, const H: usize>(
+    unsafe fn decode<V: Quads, const H: usize, const T: usize>(
         w: &MatrixRef,
         x: &Group,
         tiles: Range<usize>,
@@ -135,24 +139,38 @@ impl Tiles for Slot16 {
         for tile in tiles {
             // SAFETY: the caller's contract; activations are padded to whole blocks of 256.
             unsafe {
-                let mut acc = _mm_setzero_ps();
-                let (mut block, mut y) = (tile_of(w, tile), x.row(0).as_ptr());
+                let mut acc = [_mm_setzero_ps(); T];
+                let (mut block, y) = (tile_of(w, tile), x.row(0).as_ptr());
                 for b in 0..w.cols / WEIGHTS {
                     prefetch_block(block, FAR, NEAR);
-                    let mut slots = [V::slots(); H];
+                    let mut slots = [[V::slots(); H]; T];
                     for run in 0..2 {
-                        let y = from_fn(|s| V::broadcast_16(y.add(64 * run + 16 * s)));
-                        for (h, slots) in slots.iter_mut().enumerate() {
-                            let u = V::load(block.add(CODES + 64 * run + 16 * V::LANES * h));
-                            *slots = V::slots_dot(*slots, u.mask(), y);
+                        let mut ys = [[V::zero(); 4]; T];
+                        for (t, ys) in ys.iter_mut().enumerate() {
+                            let y = y.add(t * x.padded() + b * WEIGHTS + 64 * run);
+                            *ys = from_fn(|s| V::broadcast_16(y.add(16 * s)));
+                        }
+                        for h in 0..H {
+                            let u = V::load(block.add(CODES + 64 * run + 16 * V::LANES * h)).mask();
+                            for (slots, y) in slots.iter_mut().zip(ys) {
+                                slots[h] = V::slots_dot(slots[h], u, y);
+                            }
                         }
                     }
-                    let sums = V::row_sums(&slots.map(|s| V::slots_sum(s)));
-                    acc = add_block::<V>(acc, sums, block, offsets.add(b), scales.add(b / 2));
+                    for t in 0..T {
+                        let mut parts = [V::zero(); H];
+                        for (part, &slots) in parts.iter_mut().zip(&slots[t]) {
+                            *part = V::slots_sum(slots);
+                        }
+                        let sums = V::row_sums(&parts);
+                        let (offset, scale) = (offsets.add(b * T + t), scales.add(b / 2 * T + t));
+                        acc[t] = add_block::<V>(acc[t], sums, block, offset, scale);
+                    }
                     block = block.add(BLOCK);
-                    y = y.add(WEIGHTS);
                 }
-                _mm_storeu_ps(out.at(0, tile * ROWS), acc);
+                for (t, acc) in acc.into_iter().enumerate() {
+                    _mm_storeu_ps(out.at(t, tile * ROWS), acc);
+                }
             }
         }
     }
@@ -186,7 +204,7 @@ impl RowPair {
     /// # Safety
     /// As [`Tiles::decode`].
     #[inline(always)]
-    unsafe fn decode_some<V: Quads, const H: usize, const N: usize>(
+    unsafe fn decode_some<V: Quads, const H: usize, const N: usize, const T: usize>(
         w: &MatrixRef,
         x: &Group,
         tile: usize,
@@ -195,9 +213,9 @@ impl RowPair {
         let (scales, offsets) = (x.scales().as_ptr(), x.offsets(WEIGHTS).as_ptr());
         // SAFETY: the caller's contract; activations are padded to whole blocks of 256.
         unsafe {
-            let mut acc = [_mm_setzero_ps(); N];
+            let mut acc = [[_mm_setzero_ps(); T]; N];
             let mut blocks: [*const u8; N] = from_fn(|n| tile_of(w, tile + n));
-            let mut y = x.row(0).as_ptr();
+            let y = x.row(0).as_ptr();
             let tile_bytes = w.cols / WEIGHTS * BLOCK;
             for b in 0..w.cols / WEIGHTS {
                 // What comes after these tiles is the next N.
@@ -205,28 +223,37 @@ impl RowPair {
                     true => ahead,
                     false => ahead + (N - 1) * tile_bytes,
                 };
-                let mut slots = [[V::slots(); 2]; N];
+                let mut slots = [[[V::slots(); 2]; T]; N];
                 for part in 0..H {
-                    let y = V::pair_activations(y, part);
+                    let mut ys = [[V::zero(); 4]; T];
+                    for (t, ys) in ys.iter_mut().enumerate() {
+                        *ys = V::pair_activations(y.add(t * x.padded() + b * WEIGHTS), part);
+                    }
                     for (block, slots) in blocks.iter().zip(&mut slots) {
-                        for (pair, slots) in slots.iter_mut().enumerate() {
+                        for pair in 0..2 {
                             let at = CODES + 64 * pair + 16 * V::LANES * part;
-                            *slots = V::slots_dot(*slots, V::load(block.add(at)).mask(), y);
+                            let u = V::load(block.add(at)).mask();
+                            for (slots, y) in slots.iter_mut().zip(ys) {
+                                slots[pair] = V::slots_dot(slots[pair], u, y);
+                            }
                         }
                     }
                 }
                 for n in 0..N {
                     prefetch_block(blocks[n], jump(FAR), jump(NEAR));
-                    let [a, b_] = slots[n].map(|s| V::slots_sum(s));
-                    let sums = V::pair_sums(a, b_);
-                    acc[n] =
-                        add_block::<V>(acc[n], sums, blocks[n], offsets.add(b), scales.add(b / 2));
+                    for t in 0..T {
+                        let [p, q] = slots[n][t];
+                        let sums = V::pair_sums(V::slots_sum(p), V::slots_sum(q));
+                        let (offset, scale) = (offsets.add(b * T + t), scales.add(b / 2 * T + t));
+                        acc[n][t] = add_block::<V>(acc[n][t], sums, blocks[n], offset, scale);
+                    }
                     blocks[n] = blocks[n].add(BLOCK);
                 }
-                y = y.add(WEIGHTS);
             }
             for (n, acc) in acc.into_iter().enumerate() {
-                _mm_storeu_ps(out.at(0, (tile + n) * ROWS), acc);
+                for (t, acc) in acc.into_iter().enumerate() {
+                    _mm_storeu_ps(out.at(t, (tile + n) * ROWS), acc);
+                }
             }
         }
     }
@@ -234,7 +261,7 @@ impl RowPair {
 
 impl Tiles for RowPair {
     #[inline(always)]
-    unsafe fn decode<V: Quads, const H: usize>(
+    unsafe fn decode<V: Quads, const H: usize, const T: usize>(
         w: &MatrixRef,
         x: &Group,
         tiles: Range<usize>,
@@ -243,12 +270,13 @@ impl Tiles for RowPair {
         let mut tile = tiles.start;
         // SAFETY: the caller's contract.
         unsafe {
-            while V::TILES == 2 && tile + 1 < tiles.end {
-                Self::decode_some::<V, H, 2>(w, x, tile, out);
+            // Several tokens share the masks instead, and fill the registers.
+            while T == 1 && V::TILES == 2 && tile + 1 < tiles.end {
+                Self::decode_some::<V, H, 2, T>(w, x, tile, out);
                 tile += 2;
             }
             while tile < tiles.end {
-                Self::decode_some::<V, H, 1>(w, x, tile, out);
+                Self::decode_some::<V, H, 1, T>(w, x, tile, out);
                 tile += 1;
             }
         }
@@ -296,7 +324,6 @@ unsafe fn prefill<V: Quads, L: Tiles>(
     unsafe {
         let mut acc = [[[V::zero_f(); R]; TILE / 2]; PASS];
         for b in 0..w.cols / WEIGHTS {
-            // Loops: a closure handed to `map` would be compiled without the instruction set.
             let mut u = [[V::zero(); OPERANDS]; R];
             let mut dw = [V::zero_f(); R];
             for r in 0..R {
