@@ -49,6 +49,9 @@ impl<'a> GgufSource<'a> {
     }
 }
 
+/// How far ahead of a read the next ones are asked for, so that the disk works while a piece is repacked.
+const AHEAD: u64 = 32 << 20;
+
 impl Source for GgufSource<'_> {
     fn name(&self) -> &str {
         self.gguf.file()
@@ -59,7 +62,9 @@ impl Source for GgufSource<'_> {
     }
 
     fn read(&self, tensor: &Tensor, at: usize, to: &mut [u8]) -> Result<()> {
-        read_at(&self.file, tensor.offset + at as u64, to).with_context(|| {
+        let offset = tensor.offset + at as u64;
+        self.gguf.read_ahead(offset + AHEAD, to.len());
+        read_at(&self.file, offset, to).with_context(|| {
             format!(
                 "{}: tensor {}: cannot read {} bytes",
                 self.name(),

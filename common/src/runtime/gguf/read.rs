@@ -239,6 +239,21 @@ impl Gguf {
         self.source.bytes()
     }
 
+    /// Asks the system to start reading these bytes of a mapped file, where it can be asked. Past the end there is nothing to read.
+    pub fn read_ahead(&self, at: u64, len: usize) {
+        #[cfg(unix)]
+        if let Source::Mapped(map) = &self.source
+            && let Ok(at) = usize::try_from(at)
+            && at < map.len()
+        {
+            let len = len.min(map.len() - at);
+            // Only a hint.
+            let _ = map.advise_range(memmap2::Advice::WillNeed, at, len);
+        }
+        #[cfg(not(unix))]
+        let _ = (at, len);
+    }
+
     fn value<'a>(&'a self, key: &Key) -> Value<'a> {
         let bytes = self.source.bytes();
         Value {
