@@ -4,30 +4,22 @@ use std::cell::RefCell;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use common::lab::{self, Experiment, Metric, Row, Times};
 use common::runtime::model::{Model, Options};
 use common::runtime::pool::Pool;
-use common::runtime::sampler::{Sampler, Sampling};
 use common::runtime::session::{Session, Size};
 use common::runtime::speculation::{
     self, Counts, Drafter, Junk, Length, Lookup, Oracle, Speculation,
 };
 use common::runtime::tokenizer::Tokenizer;
-use serde::Deserialize;
+use shared::prompts::{self, Prompt};
 
 const NAME: &str = "exp-06-speculative-decode";
 const LONGEST: usize = 8;
 
 fn main() -> ExitCode {
     lab::run(NAME, &["L16", "L17", "L18"], body)
-}
-
-#[derive(Deserialize)]
-struct Prompt {
-    kind: String,
-    prompt: String,
-    n: usize,
 }
 
 /// A prompt in tokens, and what follows it greedily.
@@ -44,6 +36,11 @@ struct Way {
     variant: &'static str,
     draft: usize,
 }
+
+const GREEDY: Way = Way {
+    variant: "greedy",
+    draft: 0,
+};
 
 impl Way {
     /// The name in a race.
@@ -89,29 +86,16 @@ impl Bench<'_> {
     /// Generates after a prompt; the time is that of generating alone.
     fn generate(&mut self, case: &Case, way: Way) -> Result<(Vec<u32>, Counts, Duration)> {
         let (session, tokenizer) = (&mut self.session, &self.tokenizer);
-        let vocabulary = session.model().vocabulary();
         session.reset();
         session.advance(&case.prompt)?;
-        let mut sampler = Sampler::new(Sampling::default(), vocabulary)?;
-        let mut drafter = way.drafter(case, vocabulary);
+        let mut drafter = way.drafter(case, session.model().vocabulary());
         let speculation = drafter.as_mut().map(|drafter| Speculation {
             drafter: drafter.as_mut(),
             length: way.length(),
         });
-        let mut ids = Vec::with_capacity(case.n);
-        let each = |id| {
-            ids.push(id);
-            true
-        };
+        let is_end = |id| tokenizer.is_end(id);
         let start = Instant::now();
-        let (counts, _) = speculation::generate(
-            session,
-            &mut sampler,
-            case.n,
-            |id| tokenizer.is_end(id),
-            speculation,
-            each,
-        )?;
+        let (ids, counts, _) = speculation::greedy(session, case.n, is_end, speculation)?;
         Ok((ids, counts, start.elapsed()))
     }
 }
@@ -125,14 +109,11 @@ fn body(exp: &mut Experiment) -> Result<()> {
         batch: 64,
         proposals: LONGEST + 1,
     };
-    let (gguf, model) = Model::open(
-        &path,
-        &Options {
-            size: Some(size),
-            ..Options::default()
-        },
-        &pool,
-    )?;
+    let options = Options {
+        size: Some(size),
+        ..Options::default()
+    };
+    let (gguf, model) = Model::open(&path, &options, &pool)?;
     for (format, kernel) in model.kernels() {
         exp.kernel_chosen(format.name(), &kernel.name(), "the fastest of this CPU");
     }
@@ -141,9 +122,7 @@ fn body(exp: &mut Experiment) -> Result<()> {
         session: Session::new(&model, &pool, size)?,
         tokenizer,
     });
-    let file = exp.repo_file("models/prompts.json")?;
-    let prompts: Vec<Prompt> =
-        serde_json::from_slice(&lab::read(&file, 1 << 20)?).context("prompts.json")?;
+    let prompts = prompts::read(exp)?;
 
     let drafts = if exp.quick() {
         &[2, 3][..]
@@ -151,7 +130,7 @@ fn body(exp: &mut Experiment) -> Result<()> {
         &[1, 2, 3, 5, LONGEST]
     };
     let way = |variant, draft| Way { variant, draft };
-    let mut ways = vec![way("greedy", 0)];
+    let mut ways = vec![GREEDY];
     ways.extend(drafts.iter().map(|&n| way("lookup", n)));
     ways.extend([3, LONGEST].map(|n| way("adaptive", n)));
     ways.extend(["oracle", "junk"].map(|variant| way(variant, 2)));
@@ -195,15 +174,7 @@ fn greedy(bench: &mut Bench, prompt: &Prompt) -> Result<Case> {
         wanted: vec![],
         hash: String::new(),
     };
-    case.wanted = bench
-        .generate(
-            &case,
-            Way {
-                variant: "greedy",
-                draft: 0,
-            },
-        )?
-        .0;
+    case.wanted = bench.generate(&case, GREEDY)?.0;
     case.hash = bench.session.state_hash()?;
     Ok(case)
 }
@@ -213,10 +184,7 @@ fn check(bench: &mut Bench, cases: &[Case], way: Way) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for case in cases {
         let (ids, counts, _) = bench.generate(case, way)?;
-        let longer = ids.len().max(case.wanted.len());
-        outcome.differ += (0..longer)
-            .filter(|&i| ids.get(i) != case.wanted.get(i))
-            .count();
+        outcome.differ += prompts::differing(&ids, &case.wanted);
         outcome.states_differ += usize::from(bench.session.state_hash()? != case.hash);
         outcome.counts.generated += counts.generated;
         outcome.counts.steps += counts.steps;
