@@ -1,87 +1,25 @@
 //! The same text from every kernel: perplexity by chunk and greedy ids, both packings, one and all threads; and what 8-bit activations
 //! cost against dense weights.
 
+mod task;
+
 use std::fmt::Display;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use common::formats::Format;
-use common::kernels::{self, Isa, Kernel};
+use common::kernels::{self, Isa};
 use common::lab::{self, Experiment, Metric, Row};
 use common::runtime::gguf::{self, Gguf};
 use common::runtime::model::{Model, Options};
-use common::runtime::perplexity;
 use common::runtime::pool::Pool;
-use common::runtime::session::{Session, Size};
-use common::runtime::speculation;
-use common::runtime::tokenizer::Tokenizer;
-use shared::{decode, prompts};
+use shared::decode;
+use task::{Answer, Task};
 
 const NAME: &str = "exp-07-perplexity-greedy";
-/// Tokens a chunk.
-const CONTEXT: usize = 128;
-const SIZE: Size = Size {
-    context: 512,
-    batch: 64,
-    proposals: 0,
-};
 
 fn main() -> ExitCode {
     lab::run(NAME, &["L19", "L20"], body)
-}
-
-/// What every kernel is given.
-struct Task {
-    text: Vec<u32>,
-    prompts: Vec<(Vec<u32>, usize)>,
-    /// Of the text, for rows.
-    hash: String,
-}
-
-impl Task {
-    fn row(&self, kernel: &Kernel, threads: usize) -> Row {
-        Row::new(kernel.layout().name(), kernel.isa().name())
-            .threads(threads)
-            .param("text", &self.hash[..12])
-            .param("tokens", self.text.len())
-            .param("ctx", CONTEXT)
-    }
-}
-
-/// What a kernel makes of it.
-#[derive(PartialEq)]
-struct Answer {
-    nll: Vec<f64>,
-    ids: Vec<Vec<u32>>,
-}
-
-impl Answer {
-    fn of(model: &Model, pool: &Pool, tokenizer: &Tokenizer, task: &Task) -> Result<Self> {
-        let mut session = Session::new(model, pool, SIZE)?;
-        let chunks = perplexity::chunks(&task.text, CONTEXT)?;
-        let nll = chunks
-            .map(|c| Ok(perplexity::chunk(&mut session, c)?.nll))
-            .collect::<Result<_>>()?;
-        let is_end = |id| tokenizer.is_end(id);
-        let mut greedy = |(prompt, n): &(Vec<u32>, usize)| -> Result<Vec<u32>> {
-            session.reset();
-            session.advance(prompt)?;
-            Ok(speculation::greedy(&mut session, *n, is_end, None)?.0)
-        };
-        let ids = task.prompts.iter().map(&mut greedy);
-        let ids = ids.collect::<Result<_>>()?;
-        Ok(Answer { nll, ids })
-    }
-
-    fn mean(&self) -> f64 {
-        self.nll.iter().sum::<f64>() / self.nll.len() as f64
-    }
-
-    /// Ids that differ.
-    fn differing(&self, other: &Answer) -> usize {
-        let pairs = self.ids.iter().zip(&other.ids);
-        pairs.map(|(a, b)| prompts::differing(a, b)).sum()
-    }
 }
 
 fn body(exp: &mut Experiment) -> Result<()> {
@@ -89,28 +27,8 @@ fn body(exp: &mut Experiment) -> Result<()> {
     if exp.flags().model.is_none() {
         files.push(exp.repo_file("models/tern-nano-ptq1_0.gguf")?);
     }
-    let text_file = exp.repo_file("models/eval-code.txt")?;
-    let text = String::from_utf8(lab::read(&text_file, 1 << 20)?).context("eval-code.txt")?;
-    let prompts = prompts::read(exp)?;
     let first = Gguf::open(&files[0])?;
-    let tokenizer = Tokenizer::from_gguf(&first)?;
-    // With --quick, one chunk and two short prompts.
-    let (most_chunks, most_prompts, most_ids) = if exp.quick() {
-        (1, 2, 12)
-    } else {
-        (12, usize::MAX, usize::MAX)
-    };
-    let mut tokens = tokenizer.encode(&text)?;
-    tokens.truncate(most_chunks * CONTEXT);
-    let prompts = prompts.iter().take(most_prompts);
-    let prompts = prompts.map(|p| Ok((tokenizer.encode(&p.prompt)?, p.n.min(most_ids))));
-    let prompts = prompts.collect::<Result<_>>()?;
-    let task = Task {
-        text: tokens,
-        prompts,
-        hash: lab::sha256(text.as_bytes()),
-    };
-
+    let task = Task::new(exp, &first)?;
     let mut baseline: Option<(Answer, String)> = None;
     let (mut nll_equal, mut ids_equal) = (true, true);
     for file in &files {
@@ -128,7 +46,7 @@ fn body(exp: &mut Experiment) -> Result<()> {
                     size: None,
                 };
                 let (_, model) = Model::open(file, &options, &pool)?;
-                let answer = Answer::of(&model, &pool, &tokenizer, &task)?;
+                let answer = Answer::of(&model, &pool, &task)?;
                 let row = || task.row(kernel, threads);
                 let Some((stock, name)) = &baseline else {
                     chunks(exp, &answer, &row)?;
@@ -166,7 +84,7 @@ fn body(exp: &mut Experiment) -> Result<()> {
         ids_equal,
     );
     if let Some((stock, name)) = &baseline {
-        dense(exp, &first, &tokenizer, &task, stock, name)?;
+        dense(exp, &first, &task, stock, name)?;
     }
     Ok(())
 }
@@ -192,14 +110,7 @@ fn chunks(exp: &mut Experiment, answer: &Answer, row: &dyn Fn() -> Row) -> Resul
 }
 
 /// What 8-bit activations cost: the same weights, dense in F32, with float activations.
-fn dense(
-    exp: &mut Experiment,
-    file: &Gguf,
-    tokenizer: &Tokenizer,
-    task: &Task,
-    stock: &Answer,
-    name: &str,
-) -> Result<()> {
+fn dense(exp: &mut Experiment, file: &Gguf, task: &Task, stock: &Answer, name: &str) -> Result<()> {
     // A dense file of a large model is larger than it is worth.
     if file.file_bytes() > 64 << 20 {
         exp.refused(
@@ -216,7 +127,7 @@ fn dense(
     let threads = exp.all_threads();
     let pool = Pool::new(threads)?;
     let (_, model) = Model::open(&path, &Options::default(), &pool)?;
-    let answer = Answer::of(&model, &pool, tokenizer, task)?;
+    let answer = Answer::of(&model, &pool, task)?;
     let Some((_, kernel)) = model.kernels().next() else {
         return Ok(());
     };
@@ -230,31 +141,8 @@ fn dense(
     exp.row(row("largest nll difference of a chunk").exact(Metric::Nll, largest))?;
     let differ = answer.differing(stock);
     exp.row(row("differing ids").exact(Metric::Count, differ))?;
-    if let Some(margin) = margin(&model, &pool, task, &answer, stock)? {
+    if let Some(margin) = answer.margin(stock, &model, &pool, task)? {
         exp.row(row("margin at the first differing id").exact(Metric::Nll, margin))?;
     }
     Ok(())
-}
-
-/// By how much `model` preferred its own id to that of `stock` where their texts first part, as a difference of logits.
-fn margin(
-    model: &Model,
-    pool: &Pool,
-    task: &Task,
-    own: &Answer,
-    stock: &Answer,
-) -> Result<Option<f64>> {
-    let texts = task.prompts.iter().zip(own.ids.iter().zip(&stock.ids));
-    for ((prompt, _), (own, stock)) in texts {
-        let pairs = own.iter().zip(stock);
-        let Some(at) = pairs.clone().position(|(a, b)| a != b) else {
-            continue;
-        };
-        let mut session = Session::new(model, pool, SIZE)?;
-        session.advance(&[prompt, &own[..at]].concat())?;
-        let logits = session.last_logits()?;
-        let of = |ids: &[u32]| f64::from(logits[ids[at] as usize]);
-        return Ok(Some(of(own) - of(stock)));
-    }
-    Ok(None)
 }
