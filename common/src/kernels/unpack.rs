@@ -37,6 +37,7 @@ pub struct Variant {
 
 impl Variant {
     /// Unpacks each block into that of the same number.
+    #[inline]
     pub fn unpack(&self, bytes: &[[u8; BLOCK]], out: &mut [Trits]) {
         // SAFETY: `variants` lists what this CPU can run.
         unsafe { (self.run)(bytes, out) }
