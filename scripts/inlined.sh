@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Together these hold every kernel, and none of the dependencies that have vector code of their own.
-binaries="exp-08-end-to-end exp-10-quantized-kernels exp-13-zero-density exp-14-lookup-tables"
+binaries="exp-08-end-to-end exp-10-quantized-kernels exp-12-trit-packing exp-13-zero-density exp-14-lookup-tables"
 found=0
 for binary in $binaries; do
     cargo build --release -q -p experiments --bin "$binary"

@@ -52,7 +52,7 @@ on max neon,dotprod,i8mm kernels:: formats:: one_hash_of_logits
 on cortex-a76 neon,dotprod kernels::
 on cortex-a72 neon kernels::
 # The kernels that experiments have of their own.
-what=(-p experiments --bin exp-10-quantized-kernels --bin exp-12-trit-packing --bin exp-13-zero-density --bin exp-14-lookup-tables)
+what=(-p experiments --bin exp-13-zero-density --bin exp-14-lookup-tables)
 on cortex-a72 neon
 echo
 echo "test-arm: every kernel ran exactly on max, cortex-a76 and cortex-a72; the model gave the logits that it gives on x86"

@@ -1,119 +1,24 @@
 //! Prompt-lookup speculation with exact rollback: what drafts of several lengths are worth, and that no text depends on them.
 
+mod ways;
+
 use std::cell::RefCell;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use common::lab::{self, Experiment, Metric, Row, Times};
 use common::runtime::model::{Model, Options};
 use common::runtime::pool::Pool;
-use common::runtime::sampler::{Sampler, Sampling};
 use common::runtime::session::{Session, Size};
-use common::runtime::speculation::{
-    self, Counts, Drafter, Junk, Length, Lookup, Oracle, Speculation,
-};
 use common::runtime::tokenizer::Tokenizer;
-use serde::Deserialize;
+use shared::prompts;
+use ways::{Bench, Case, GREEDY, Outcome, Way};
 
 const NAME: &str = "exp-06-speculative-decode";
 const LONGEST: usize = 8;
 
 fn main() -> ExitCode {
     lab::run(NAME, &["L16", "L17", "L18"], body)
-}
-
-#[derive(Deserialize)]
-struct Prompt {
-    kind: String,
-    prompt: String,
-    n: usize,
-}
-
-/// A prompt in tokens, and what follows it greedily.
-struct Case {
-    prompt: Vec<u32>,
-    n: usize,
-    wanted: Vec<u32>,
-    hash: String,
-}
-
-/// A way to draft: `greedy` (not at all), `lookup` (always as many), `adaptive`, `oracle`, `junk`.
-#[derive(Clone, Copy)]
-struct Way {
-    variant: &'static str,
-    draft: usize,
-}
-
-impl Way {
-    /// The name in a race.
-    fn name(self) -> String {
-        format!("{} {}", self.variant, self.draft)
-    }
-
-    fn length(self) -> Length {
-        match self.variant {
-            "adaptive" => Length::Adaptive(self.draft),
-            _ => Length::Fixed(self.draft),
-        }
-    }
-
-    fn drafter(self, case: &Case, vocabulary: usize) -> Option<Box<dyn Drafter>> {
-        let tokens = || [&case.prompt[..], &case.wanted].concat();
-        match self.variant {
-            "lookup" | "adaptive" => Some(Box::new(Lookup::default())),
-            "oracle" => Some(Box::new(Oracle { tokens: tokens() })),
-            "junk" => Some(Box::new(Junk {
-                tokens: tokens(),
-                vocabulary: vocabulary as u32,
-            })),
-            _ => None,
-        }
-    }
-}
-
-/// What a way did on all prompts of a kind.
-#[derive(Default)]
-struct Outcome {
-    counts: Counts,
-    differ: usize,
-    states_differ: usize,
-}
-
-struct Bench<'a> {
-    session: Session<'a>,
-    tokenizer: Tokenizer,
-}
-
-impl Bench<'_> {
-    /// Generates after a prompt; the time is that of generating alone.
-    fn generate(&mut self, case: &Case, way: Way) -> Result<(Vec<u32>, Counts, Duration)> {
-        let (session, tokenizer) = (&mut self.session, &self.tokenizer);
-        let vocabulary = session.model().vocabulary();
-        session.reset();
-        session.advance(&case.prompt)?;
-        let mut sampler = Sampler::new(Sampling::default(), vocabulary)?;
-        let mut drafter = way.drafter(case, vocabulary);
-        let speculation = drafter.as_mut().map(|drafter| Speculation {
-            drafter: drafter.as_mut(),
-            length: way.length(),
-        });
-        let mut ids = Vec::with_capacity(case.n);
-        let each = |id| {
-            ids.push(id);
-            true
-        };
-        let start = Instant::now();
-        let (counts, _) = speculation::generate(
-            session,
-            &mut sampler,
-            case.n,
-            |id| tokenizer.is_end(id),
-            speculation,
-            each,
-        )?;
-        Ok((ids, counts, start.elapsed()))
-    }
 }
 
 fn body(exp: &mut Experiment) -> Result<()> {
@@ -125,14 +30,11 @@ fn body(exp: &mut Experiment) -> Result<()> {
         batch: 64,
         proposals: LONGEST + 1,
     };
-    let (gguf, model) = Model::open(
-        &path,
-        &Options {
-            size: Some(size),
-            ..Options::default()
-        },
-        &pool,
-    )?;
+    let options = Options {
+        size: Some(size),
+        ..Options::default()
+    };
+    let (gguf, model) = Model::open(&path, &options, &pool)?;
     for (format, kernel) in model.kernels() {
         exp.kernel_chosen(format.name(), &kernel.name(), "the fastest of this CPU");
     }
@@ -141,9 +43,7 @@ fn body(exp: &mut Experiment) -> Result<()> {
         session: Session::new(&model, &pool, size)?,
         tokenizer,
     });
-    let file = exp.repo_file("models/prompts.json")?;
-    let prompts: Vec<Prompt> =
-        serde_json::from_slice(&lab::read(&file, 1 << 20)?).context("prompts.json")?;
+    let prompts = prompts::read(exp)?;
 
     let drafts = if exp.quick() {
         &[2, 3][..]
@@ -151,81 +51,38 @@ fn body(exp: &mut Experiment) -> Result<()> {
         &[1, 2, 3, 5, LONGEST]
     };
     let way = |variant, draft| Way { variant, draft };
-    let mut ways = vec![way("greedy", 0)];
+    let mut ways = vec![GREEDY];
     ways.extend(drafts.iter().map(|&n| way("lookup", n)));
     ways.extend([3, LONGEST].map(|n| way("adaptive", n)));
     ways.extend(["oracle", "junk"].map(|variant| way(variant, 2)));
 
     for (kind, name) in [("edit", "code-edit"), ("prose", "prose")] {
         exp.progress(format!("{name}: greedy"));
-        let chosen = prompts
-            .iter()
-            .filter(|p| p.kind == kind)
-            .take(if exp.quick() { 1 } else { usize::MAX });
-        let cases: Vec<Case> = chosen
-            .map(|p| greedy(&mut bench.borrow_mut(), p))
-            .collect::<Result<_>>()?;
+        let most = if exp.quick() { 1 } else { usize::MAX };
+        let chosen = prompts.iter().filter(|p| p.kind == kind).take(most);
+        let cases = chosen.map(|p| bench.borrow_mut().case(p));
+        let cases: Vec<Case> = cases.collect::<Result<_>>()?;
         ensure!(!cases.is_empty(), "prompts.json: no prompt of kind {kind}");
         let mut race = exp.race();
         for &way in &ways {
             let (bench, cases) = (&bench, &cases);
             race.add_timed(way.name(), move || {
-                cases
-                    .iter()
-                    .map(|case| Ok(bench.borrow_mut().generate(case, way)?.2))
-                    .sum()
+                let mut bench = bench.borrow_mut();
+                let times = cases.iter().map(|case| Ok(bench.generate(case, way)?.2));
+                times.sum()
             });
         }
         exp.progress(name);
         let times = race.run()?;
         for &way in &ways {
-            let outcome = check(&mut bench.borrow_mut(), &cases, way)?;
+            let outcome = bench.borrow_mut().check(&cases, way)?;
             report(exp, &model, name, way, &outcome, &times, threads)?;
         }
     }
     Ok(())
 }
 
-/// A prompt with its greedy continuation and the state that it leaves.
-fn greedy(bench: &mut Bench, prompt: &Prompt) -> Result<Case> {
-    let tokens = bench.tokenizer.encode(&prompt.prompt)?;
-    let mut case = Case {
-        prompt: tokens,
-        n: prompt.n,
-        wanted: vec![],
-        hash: String::new(),
-    };
-    case.wanted = bench
-        .generate(
-            &case,
-            Way {
-                variant: "greedy",
-                draft: 0,
-            },
-        )?
-        .0;
-    case.hash = bench.session.state_hash()?;
-    Ok(case)
-}
-
-/// Runs a way on every prompt and holds text and state to the greedy ones.
-fn check(bench: &mut Bench, cases: &[Case], way: Way) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
-    for case in cases {
-        let (ids, counts, _) = bench.generate(case, way)?;
-        let longer = ids.len().max(case.wanted.len());
-        outcome.differ += (0..longer)
-            .filter(|&i| ids.get(i) != case.wanted.get(i))
-            .count();
-        outcome.states_differ += usize::from(bench.session.state_hash()? != case.hash);
-        outcome.counts.generated += counts.generated;
-        outcome.counts.steps += counts.steps;
-        outcome.counts.drafted += counts.drafted;
-        outcome.counts.accepted += counts.accepted;
-    }
-    Ok(outcome)
-}
-
+/// The rows of a way on prompts of a kind, what must hold of it, and the verdicts that it gives.
 fn report(
     exp: &mut Experiment,
     model: &Model,
@@ -240,10 +97,8 @@ fn report(
         differ,
         states_differ,
     } = *outcome;
-    let isa = model
-        .kernels()
-        .last()
-        .map_or("", |(_, kernel)| kernel.isa().name());
+    let kernel = model.kernels().last();
+    let isa = kernel.map_or("", |(_, kernel)| kernel.isa().name());
     let claim = match (way.variant, kind) {
         ("oracle" | "junk", _) => "L17",
         (_, "prose") => "L18",
@@ -251,10 +106,8 @@ fn report(
     };
     let greedy = way.variant == "greedy";
     let row = || {
-        let row = Row::new(way.variant, isa)
-            .claim(claim)
-            .threads(threads)
-            .param("prompt", kind);
+        let row = Row::new(way.variant, isa).claim(claim);
+        let row = row.threads(threads).param("prompt", kind);
         if greedy {
             row
         } else {
@@ -281,11 +134,8 @@ fn report(
         exp.row(row().param("what", "accepted").exact(Metric::Share, share))?;
     }
     let speedup = times.speedup(&way.name(), "greedy 0");
-    let faster = exp.row(
-        row()
-            .metric(Metric::Speedup, speedup)
-            .baseline(format!("greedy {isa}")),
-    )?;
+    let against = row().baseline(format!("greedy {isa}"));
+    let faster = exp.row(against.metric(Metric::Speedup, speedup))?;
     match (way.variant, kind, way.draft) {
         ("oracle", ..) => {
             let all = counts.drafted > 0 && counts.accepted == counts.drafted;
@@ -308,16 +158,11 @@ fn report(
         ("adaptive", "prose", 3) => {
             let fixed = times.speedup("lookup 3", "greedy 0");
             let gain = times.speedup(&way.name(), "lookup 3");
-            let key = exp.row(
-                row()
-                    .metric(Metric::Speedup, gain)
-                    .baseline(format!("lookup {isa}")),
-            )?;
+            let against = row().baseline(format!("lookup {isa}"));
+            let key = exp.row(against.metric(Metric::Speedup, gain))?;
             if fixed.low > 1.0 {
-                let why = format!(
-                    "fixed drafts of 3 lose nothing here: {:.2} x greedy",
-                    fixed.median
-                );
+                let fixed = fixed.median;
+                let why = format!("fixed drafts of 3 lose nothing here: {fixed:.2} x greedy");
                 exp.not_testable("L18", why)?;
             } else {
                 let reason =

@@ -66,27 +66,16 @@ fn spawned(exp: &mut Experiment) -> Result<()> {
         let stack = RefCell::new(stacks.into_iter().next().context("one stack")?);
         let x = stack::random_activations(kernel.form(), at.cols, 1, exp.flags().seed)?;
         let out = RefCell::new(vec![0f32; at.rows]);
-        let failure = RefCell::new(None);
         let multiply = |pool: &Pool| {
             let (stack, out) = (&mut *stack.borrow_mut(), &mut *out.borrow_mut());
             stack.multiply(pool, &x, out)
         };
-        let note = |result: Result<()>| {
-            if let Err(error) = result {
-                failure.replace(Some(error));
-            }
-        };
         exp.progress(format!("{} x {} from {}", at.rows, at.cols, at.from));
         let mut race = exp.race();
-        race.add("pool", || note(multiply(&pool)));
-        race.add("spawn", || {
-            note(Pool::new(threads).and_then(|pool| multiply(&pool)))
-        });
+        race.try_add("pool", || multiply(&pool));
+        race.try_add("spawn", || multiply(&Pool::new(threads)?));
         let times = race.run()?;
         drop(race);
-        if let Some(error) = failure.take() {
-            return Err(error);
-        }
         let isa = kernel.isa().name();
         let weights = (at.rows * at.cols) as f64;
         for name in ["spawn", "pool"] {

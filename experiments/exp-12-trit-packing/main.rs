@@ -1,7 +1,5 @@
 //! Trit packing: how many trits fit a block, what the ceiling is for, and how fast five of them leave a byte. Claims P01, P02, P03.
 
-mod unpack;
-
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -9,9 +7,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use common::formats::base3;
 use common::kernels::Isa;
+use common::kernels::unpack::{self, BLOCK, Stored, Trits, Variant};
 use common::lab::{self, Experiment, Metric, Row, Times};
 use rand::RngExt;
-use unpack::{BLOCK, Stored, Trits, Variant};
 
 fn main() -> ExitCode {
     lab::run("exp-12-trit-packing", &["P01", "P02", "P03"], |exp| {

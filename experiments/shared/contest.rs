@@ -1,7 +1,5 @@
 //! Races of kernels that are not among `common`'s: anything that can be called, next to a plain read of memory.
 
-use std::cell::RefCell;
-
 use anyhow::Result;
 use common::lab::{Experiment, Key, Metric, Row, Times};
 use common::runtime::pool::Pool;
@@ -46,26 +44,15 @@ pub fn run(
     metric: Metric,
     row: &dyn Fn(&str, &str) -> Row,
 ) -> Result<(Times, Vec<(f64, Key)>)> {
-    let failure = RefCell::new(None);
     let mut race = exp.race();
     for entry in &mut *entries {
-        let failure = &failure;
-        let name = entry.name();
-        let call = &mut entry.call;
-        race.add(name, move || {
-            if let Err(error) = call() {
-                failure.replace(Some(error));
-            }
-        });
+        race.try_add(entry.name(), &mut entry.call);
     }
     if let Some((pool, wall)) = wall {
         race.add("read", || wall.read(pool));
     }
     let times = race.run()?;
     drop(race);
-    if let Some(error) = failure.take() {
-        return Err(error);
-    }
     let mut shares = Vec::new();
     for entry in &*entries {
         let (name, start) = (entry.name(), || row(entry.variant, entry.isa));

@@ -1,6 +1,5 @@
 //! Races of decode kernels: one token, each kernel on matrices of its own layout, next to a plain read of memory.
 
-use std::cell::RefCell;
 use std::sync::Mutex;
 
 use anyhow::{Result, ensure};
@@ -179,20 +178,16 @@ pub fn race_together(
         let of_stack = || (0..threads).map(|_| out()).collect::<Vec<_>>();
         outs.push(stacks.iter().map(|_| of_stack()).collect::<Vec<_>>());
     }
-    let failure = RefCell::new(None);
     let mut race = exp.race();
     for (((at, stacks), x), outs) in places.iter_mut().zip(&inputs).zip(&outs) {
         for (stack, outs) in stacks.iter_mut().zip(outs) {
-            let (failure, apart) = (&failure, at.apart());
-            race.add(at.run(stack.kernel()), move || {
-                let done = if apart {
+            let apart = at.apart();
+            race.try_add(at.run(stack.kernel()), move || {
+                if apart {
                     stack.multiply_apart(pool, x, outs)
                 } else {
                     let mut out = outs[0].lock().expect("no thread panics with it");
                     stack.multiply(pool, x, &mut out)
-                };
-                if let Err(error) = done {
-                    failure.replace(Some(error));
                 }
             });
         }
@@ -204,9 +199,6 @@ pub fn race_together(
     }
     let times = race.run()?;
     drop(race);
-    if let Some(error) = failure.take() {
-        return Err(error);
-    }
     let same = |outs: Vec<Vec<Mutex<Vec<f32>>>>, used: usize| {
         let outs = outs.into_iter().flat_map(|o| o.into_iter().take(used));
         let outs = outs.map(|o| bits(&o.into_inner().expect("no thread panicked")));

@@ -3,5 +3,6 @@
 pub mod contest;
 pub mod decode;
 pub mod dense;
+pub mod prompts;
 pub mod replay;
 pub mod weights;

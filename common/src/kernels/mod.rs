@@ -9,11 +9,13 @@ pub mod activations;
 #[cfg(target_arch = "aarch64")]
 pub mod arm;
 pub mod census;
+pub mod dots;
 mod float;
 pub mod oracle;
 pub mod peak;
 pub mod read;
 pub mod reference;
+pub mod unpack;
 #[cfg(target_arch = "x86_64")]
 pub mod x86;
 

@@ -11,7 +11,7 @@ use super::stat::Stat;
 
 /// What is timed: a call that lab times, or a call that times itself.
 enum Work<'a> {
-    Timed(Box<dyn FnMut() + 'a>),
+    Timed(Box<dyn FnMut() -> Result<()> + 'a>),
     TimesItself(Box<dyn FnMut() -> Result<Duration> + 'a>),
 }
 
@@ -58,7 +58,22 @@ impl<'a> Race<'a> {
     ///
     /// # Panics
     /// When the name is taken.
-    pub fn add(&mut self, name: impl Into<String>, work: impl FnMut() + 'a) -> &mut Self {
+    pub fn add(&mut self, name: impl Into<String>, mut work: impl FnMut() + 'a) -> &mut Self {
+        self.try_add(name, move || {
+            work();
+            Ok(())
+        })
+    }
+
+    /// Like [`add`](Self::add) for work that can fail, which ends the race.
+    ///
+    /// # Panics
+    /// When the name is taken.
+    pub fn try_add(
+        &mut self,
+        name: impl Into<String>,
+        work: impl FnMut() -> Result<()> + 'a,
+    ) -> &mut Self {
         self.push(name.into(), Work::Timed(Box::new(work)))
     }
 
@@ -118,7 +133,7 @@ impl<'a> Race<'a> {
     /// no variant is always first.
     ///
     /// # Errors
-    /// What an [`add_timed`](Self::add_timed) variant returned, with its name.
+    /// What a variant's work returned, with the variant's name.
     pub fn run(&mut self) -> Result<Times> {
         for variant in &mut self.variants {
             variant.warm_up(self.warm_up, self.sample)?;
@@ -179,7 +194,7 @@ impl Variant<'_> {
             Work::Timed(work) => {
                 let start = Instant::now();
                 for _ in 0..self.calls {
-                    work();
+                    work().with_context(|| self.name.clone())?;
                 }
                 Ok(start.elapsed().as_secs_f64() / f64::from(self.calls))
             }
@@ -348,9 +363,13 @@ mod tests {
 
     #[test]
     fn a_failing_variant_ends_the_race_by_name() {
-        let mut race = race(3);
-        race.add_timed("child", || anyhow::bail!("no such program"));
-        let error = race.run().unwrap_err();
-        assert_eq!(format!("{error:#}"), "child: no such program");
+        let mut timed = race(3);
+        timed.add_timed("child", || anyhow::bail!("no such program"));
+        let mut tried = race(3);
+        tried.try_add("child", || anyhow::bail!("no such program"));
+        for race in [&mut timed, &mut tried] {
+            let error = race.run().unwrap_err();
+            assert_eq!(format!("{error:#}"), "child: no such program");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use anyhow::{Result, ensure};
 
-use super::sampler::Sampler;
+use super::sampler::{Sampler, Sampling};
 use super::session::{LOGITS, MAX_PROPOSALS, Session};
 
 /// The longest draft: a batch is the known token and the draft.
@@ -298,4 +298,24 @@ pub fn generate(
             }
         }
     }
+}
+
+/// [`generate`] with the likeliest token each time: the tokens.
+///
+/// # Errors
+/// As [`generate`].
+pub fn greedy(
+    session: &mut Session,
+    n: usize,
+    is_end: impl Fn(u32) -> bool,
+    speculation: Option<Speculation>,
+) -> Result<(Vec<u32>, Counts, End)> {
+    let mut sampler = Sampler::new(Sampling::default(), session.model().vocabulary())?;
+    let mut ids = Vec::with_capacity(n.min(session.context()));
+    let each = |id| {
+        ids.push(id);
+        true
+    };
+    let (counts, end) = generate(session, &mut sampler, n, is_end, speculation, each)?;
+    Ok((ids, counts, end))
 }

@@ -10,7 +10,6 @@ use super::model::{Model, Options};
 use super::nano;
 use super::perplexity;
 use super::pool::Pool;
-use super::sampler::{Sampler, Sampling};
 use super::session::{Session, Size};
 use super::speculation::{self, Counts, Drafter, End, Junk, Length, Lookup, Oracle, Speculation};
 use super::tokenizer::{Detokenizer, Tokenizer};
@@ -67,15 +66,8 @@ fn run(
 ) -> (Vec<u32>, Counts, End) {
     session.reset();
     session.advance(prompt).unwrap();
-    let mut sampler = Sampler::new(Sampling::default(), session.model().vocabulary()).unwrap();
-    let mut ids = vec![];
-    let each = |id| {
-        ids.push(id);
-        true
-    };
     let is_end = |id| end.contains(&id);
-    let (counts, why) =
-        speculation::generate(session, &mut sampler, n, is_end, drafts, each).unwrap();
+    let (ids, counts, why) = speculation::greedy(session, n, is_end, drafts).unwrap();
     assert_eq!(counts.generated, ids.len());
     (ids, counts, why)
 }

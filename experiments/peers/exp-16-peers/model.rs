@@ -10,7 +10,6 @@ use common::lab::{self, Experiment, Metric, Row};
 use common::runtime::gguf::{self, Gguf};
 use common::runtime::model::{Model, Options};
 use common::runtime::pool::Pool;
-use common::runtime::sampler::{Sampler, Sampling};
 use common::runtime::session::{Session, Size};
 use common::runtime::speculation;
 use common::runtime::tokenizer::Tokenizer;
@@ -70,21 +69,9 @@ fn same_ids(exp: &mut Experiment, source: &Gguf, dense: &Path) -> Result<()> {
         let prompt = tokenizer.encode(text)?;
         ours.reset();
         ours.advance(&prompt)?;
-        let mut sampler = Sampler::new(Sampling::default(), model.vocabulary())?;
-        let mut ids = vec![];
-        let each = |id| {
-            ids.push(id);
-            true
-        };
-        speculation::generate(
-            &mut ours,
-            &mut sampler,
-            n,
-            |id| tokenizer.is_end(id),
-            None,
-            each,
-        )?;
-        ids.retain(|&id| !tokenizer.is_end(id));
+        let is_end = |id| tokenizer.is_end(id);
+        let (mut ids, ..) = speculation::greedy(&mut ours, n, is_end, None)?;
+        ids.retain(|&id| !is_end(id));
         let wanted = theirs.greedy(&prompt, n)?;
         compared += wanted.len();
         differ += (0..ids.len().max(wanted.len()))

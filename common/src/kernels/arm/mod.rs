@@ -4,10 +4,12 @@
 //! [`KERNELS`].
 
 mod codes;
+pub(super) mod dots;
 mod fours;
 pub(super) mod peak;
 mod run;
 mod sets;
+pub(super) mod unpack;
 
 use std::arch::is_aarch64_feature_detected;
 use std::ops::Range;

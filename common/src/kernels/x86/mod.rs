@@ -2,12 +2,14 @@
 
 mod base3;
 mod bytes;
+pub(super) mod dots;
 mod eights;
 mod four_rows;
 mod lanes;
 pub(super) mod peak;
 mod quads;
 mod rows;
+pub(super) mod unpack;
 mod wide;
 
 use std::ops::Range;

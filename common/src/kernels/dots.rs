@@ -1,6 +1,7 @@
-//! F32 dot products by the ways that source J compares: one accumulator or four, fused or not, the tail by a loop or by a mask.
+//! F32 dot products in one accumulator or four, fused or not, the tail by a loop or by a mask: what a kernel can choose from, each
+//! choice with bits of its own. What the runtime multiplies by is in `float`.
 
-use common::kernels::Isa;
+use super::Isa;
 
 /// A dot product of two vectors of one length.
 pub struct Dot {
@@ -12,7 +13,7 @@ pub struct Dot {
     pub multiply: &'static str,
     /// What is left of the last vector: `loop` or `mask`.
     pub tail: &'static str,
-    run: unsafe fn(&[f32], &[f32]) -> f32,
+    pub(super) run: unsafe fn(&[f32], &[f32]) -> f32,
 }
 
 impl Dot {
@@ -20,6 +21,7 @@ impl Dot {
     ///
     /// # Panics
     /// Lengths that differ.
+    #[inline]
     pub fn dot(&self, w: &[f32], x: &[f32]) -> f32 {
         assert_eq!(w.len(), x.len(), "a dot product of two lengths");
         // SAFETY: `all` lists what this CPU can run; the lengths are one.
@@ -43,18 +45,22 @@ pub fn all() -> Vec<Dot> {
     }];
     #[cfg(target_arch = "x86_64")]
     {
-        all.extend(x86::avx2());
-        all.extend(x86::avx512());
+        all.extend(super::x86::dots::avx2());
+        all.extend(super::x86::dots::avx512());
     }
     #[cfg(target_arch = "aarch64")]
-    all.extend(arm::neon());
+    all.extend(super::arm::dots::neon());
     all.retain(|dot| dot.isa.available());
     all
 }
 
 /// Floats in a register.
+///
+/// # Safety
+/// Every method needs the instruction set of its implementor, and pointers good for a whole vector (`n` floats for `load_first`).
+/// Methods are inlined into a function that enables the set.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-trait Lanes: Copy {
+pub(super) unsafe trait Lanes: Copy {
     /// Floats of it.
     const WIDTH: usize;
     unsafe fn zero() -> Self;
@@ -71,7 +77,7 @@ trait Lanes: Copy {
 /// This CPU has the instructions of `V`; `w` and `x` have one length.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
-unsafe fn dot<V: Lanes, const N: usize, const FMA: bool, const MASK: bool>(
+pub(super) unsafe fn dot<V: Lanes, const N: usize, const FMA: bool, const MASK: bool>(
     w: &[f32],
     x: &[f32],
 ) -> f32 {
@@ -157,136 +163,8 @@ macro_rules! ways {
     }};
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    // Each method is an instruction or two under the contract of `dot`.
-    #![allow(unsafe_op_in_unsafe_fn)]
-
-    use std::arch::x86_64::*;
-
-    use super::*;
-
-    impl Lanes for __m256 {
-        const WIDTH: usize = 8;
-        #[inline(always)]
-        unsafe fn zero() -> Self {
-            _mm256_setzero_ps()
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            _mm256_loadu_ps(from)
-        }
-        #[inline(always)]
-        unsafe fn load_first(from: *const f32, n: usize) -> Self {
-            let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-            _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane))
-        }
-        #[inline(always)]
-        unsafe fn fma(self, x: Self, sum: Self) -> Self {
-            _mm256_fmadd_ps(self, x, sum)
-        }
-        #[inline(always)]
-        unsafe fn mul(self, x: Self) -> Self {
-            _mm256_mul_ps(self, x)
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            _mm256_add_ps(self, other)
-        }
-        #[inline(always)]
-        unsafe fn to_array(self) -> [f32; 16] {
-            let mut all = [0.0; 16];
-            _mm256_storeu_ps(all.as_mut_ptr(), self);
-            all
-        }
-    }
-
-    impl Lanes for __m512 {
-        const WIDTH: usize = 16;
-        #[inline(always)]
-        unsafe fn zero() -> Self {
-            _mm512_setzero_ps()
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            _mm512_loadu_ps(from)
-        }
-        #[inline(always)]
-        unsafe fn load_first(from: *const f32, n: usize) -> Self {
-            _mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, from)
-        }
-        #[inline(always)]
-        unsafe fn fma(self, x: Self, sum: Self) -> Self {
-            _mm512_fmadd_ps(self, x, sum)
-        }
-        #[inline(always)]
-        unsafe fn mul(self, x: Self) -> Self {
-            _mm512_mul_ps(self, x)
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            _mm512_add_ps(self, other)
-        }
-        #[inline(always)]
-        unsafe fn to_array(self) -> [f32; 16] {
-            let mut all = [0.0; 16];
-            _mm512_storeu_ps(all.as_mut_ptr(), self);
-            all
-        }
-    }
-
-    ways!(avx2, Isa::Avx2, __m256, "avx2,fma");
-    ways!(avx512, Isa::Avx512Vnni, __m512, "avx512f,fma");
-}
-
-#[cfg(target_arch = "aarch64")]
-mod arm {
-    // As above.
-    #![allow(unsafe_op_in_unsafe_fn)]
-
-    use std::arch::aarch64::*;
-
-    use super::*;
-
-    impl Lanes for float32x4_t {
-        const WIDTH: usize = 4;
-        #[inline(always)]
-        unsafe fn zero() -> Self {
-            vdupq_n_f32(0.0)
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            vld1q_f32(from)
-        }
-        /// NEON has no masks: a copy that zeros fill.
-        #[inline(always)]
-        unsafe fn load_first(from: *const f32, n: usize) -> Self {
-            let mut four = [0.0; 4];
-            from.copy_to_nonoverlapping(four.as_mut_ptr(), n);
-            vld1q_f32(four.as_ptr())
-        }
-        #[inline(always)]
-        unsafe fn fma(self, x: Self, sum: Self) -> Self {
-            vfmaq_f32(sum, self, x)
-        }
-        #[inline(always)]
-        unsafe fn mul(self, x: Self) -> Self {
-            vmulq_f32(self, x)
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            vaddq_f32(self, other)
-        }
-        #[inline(always)]
-        unsafe fn to_array(self) -> [f32; 16] {
-            let mut all = [0.0; 16];
-            vst1q_f32(all.as_mut_ptr(), self);
-            all
-        }
-    }
-
-    ways!(neon, Isa::Neon, float32x4_t, "neon");
-}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use ways;
 
 #[cfg(test)]
 mod tests {
