@@ -4,8 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use common::formats::Format;
+use common::kernels::Kernel;
 use common::lab::{Experiment, Row};
 use common::runtime::memory;
+use common::runtime::model::Model;
 use common::runtime::shapes::{SHAPE_1B, Shape};
 use shared::weights::{Spec, Weights};
 
@@ -50,6 +52,12 @@ impl Case {
             Format::Pq2_0 => row,
             format => row.param("format", format),
         }
+    }
+
+    /// The kernel that multiplies by its ternary matrices.
+    pub fn kernel(&self, model: &Model) -> Result<&'static Kernel> {
+        let of_format = model.kernels().find(|(format, _)| *format == self.format);
+        Ok(of_format.context("a kernel of the format")?.1)
     }
 
     /// Whether the claims are about it: they name PQ2_0, and a file that was given is what is asked about.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use common::formats::Format;
-use common::runtime::gguf::Gguf;
-use common::runtime::model::{GgufSource, Model, Options};
+use common::runtime::gguf::{Gguf, Rotation};
+use common::runtime::hyper::Hyper;
+use common::runtime::model::{GgufSource, Model, Options, Source};
 use common::runtime::pool::Pool;
 use common::runtime::shapes::Shape;
 use common::runtime::synthetic::Synthetic;
@@ -82,11 +83,21 @@ impl Weights {
     /// # Errors
     /// As [`Model::load`].
     pub fn load(&self, options: &Options, pool: &Pool) -> Result<Model> {
+        self.load_first(usize::MAX, options, pool)
+    }
+
+    /// A model of at most the first `layers` layers.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_first(&self, layers: usize, options: &Options, pool: &Pool) -> Result<Model> {
+        let mut hyper = Hyper::from_gguf(self.gguf())?;
+        hyper.layers = hyper.layers.min(layers);
+        let rotation = Rotation::read(self.gguf())?;
+        let build = |source: &dyn Source| Model::build(hyper, rotation, source, options, pool);
         match self {
-            Weights::File(gguf, path) => {
-                Model::load(gguf, &GgufSource::open(gguf, path)?, options, pool)
-            }
-            Weights::Random(synthetic) => Model::load(synthetic.gguf(), synthetic, options, pool),
+            Weights::File(gguf, path) => build(&GgufSource::open(gguf, path)?),
+            Weights::Random(synthetic) => build(synthetic),
         }
     }
 }
