@@ -188,7 +188,7 @@ fn body(exp: &mut Experiment) -> Result<()> {
 
 /// A prompt with its greedy continuation and the state that it leaves.
 fn greedy(bench: &mut Bench, prompt: &Prompt) -> Result<Case> {
-    let tokens = bench.tokenizer.encode(&prompt.prompt)?;
+    let tokens = bench.tokenizer.encode(&prompt.prompt);
     let mut case = Case {
         prompt: tokens,
         n: prompt.n,

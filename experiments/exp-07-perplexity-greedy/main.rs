@@ -122,12 +122,12 @@ fn body(exp: &mut Experiment) -> Result<()> {
     } else {
         (12, usize::MAX, usize::MAX)
     };
-    let mut tokens = tokenizer.encode(&text)?;
+    let mut tokens = tokenizer.encode(&text);
     tokens.truncate(most_chunks * CONTEXT);
     let prompts = prompts.iter().take(most_prompts);
     let prompts = prompts
-        .map(|p| Ok((tokenizer.encode(&p.prompt)?, p.n.min(most_ids))))
-        .collect::<Result<_>>()?;
+        .map(|p| (tokenizer.encode(&p.prompt), p.n.min(most_ids)))
+        .collect();
     let task = Task {
         text: tokens,
         prompts,

@@ -16,9 +16,9 @@ static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
 
 fuzz_target!(|text: &str| {
     let tokenizer = &*TOKENIZER;
-    let ids = tokenizer.encode(text).expect("any text has tokens");
+    let ids = tokenizer.encode(text);
     assert!(ids.iter().all(|id| (*id as usize) < tokenizer.len()));
-    assert_eq!(tokenizer.encode(text).unwrap(), ids);
+    assert_eq!(tokenizer.encode(text), ids);
     let bytes: Vec<u8> = ids
         .iter()
         .flat_map(|id| tokenizer.bytes(*id).to_vec())
