@@ -2,6 +2,8 @@
 #![no_main]
 
 use common::runtime::gguf::{Gguf, Memory};
+use common::runtime::hyper::Hyper;
+use common::runtime::model::Model;
 use common::runtime::tokenizer::Tokenizer;
 use libfuzzer_sys::fuzz_target;
 
@@ -17,10 +19,11 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(gguf.find_tensor(&tensor.name).is_some());
         let _ = gguf.data(tensor).iter().fold(0u8, |a, b| a ^ b);
     }
-    let _ = Memory::of(&gguf, 4096, 64).map(|m| m.map(|m| m.total()));
+    if let Ok(hyper) = Hyper::from_gguf(&gguf) {
+        let _ = Memory::of(&gguf, &hyper, 4096, 64).total();
+    }
+    let _ = Model::check(&gguf).map(drop);
     if let Ok(tokenizer) = Tokenizer::from_gguf(&gguf) {
-        if let Ok(ids) = tokenizer.encode("def f(n):\n    return n") {
-            let _ = tokenizer.decode(&ids);
-        }
+        let _ = tokenizer.decode(&tokenizer.encode("def f(n):\n    return n"));
     }
 });

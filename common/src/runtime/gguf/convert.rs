@@ -10,6 +10,7 @@ use half::f16;
 use super::rotation::Rotation;
 use super::{Gguf, Tensor, Writer};
 use crate::formats::{BlockQ4_0, BlockQ8_0, Format};
+use crate::runtime::hyper::ARCHITECTURE;
 
 const FILE_TYPE_KEY: &str = "general.file_type";
 /// Weights that are converted at a time.
@@ -168,7 +169,7 @@ struct Heads {
 
 impl Heads {
     fn read(gguf: &Gguf) -> Result<Self> {
-        let name = |key: &str| format!("{}.ssm.{key}", super::Memory::ARCHITECTURE);
+        let name = |key: &str| format!("{}.ssm.{key}", ARCHITECTURE);
         let (key, value) = (
             gguf.usize(&name("group_count"))?,
             gguf.usize(&name("time_step_rank"))?,
