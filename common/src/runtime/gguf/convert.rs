@@ -1,7 +1,7 @@
 //! The same model in another format: ternary packings exactly, or dense with the rotation folded
 //! back, so that runtimes that know nothing of it compute the same function.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -89,26 +89,32 @@ pub fn convert(
         }
         _ => None,
     };
-    writer
-        .write(output, |i, out| {
-            let t = &input.tensors()[i];
-            let data = input.data(t);
-            if !changes(t) {
-                out.write_all(data)?;
-            } else if dense {
-                let fold = rotation.filter(|r| r.stores(&t.name)).map(|rotation| Fold {
-                    block: rotation.block,
-                    signs: rotation.signs(t.cols()),
-                    heads: heads.filter(|_| rotation.groups_heads(&t.name)),
-                });
-                to_dense(t, data, fold.as_ref(), to, out)?;
-            } else {
-                repack(t.format, data, to, out)?;
-            }
-            progress(t.bytes);
-            Ok(())
-        })
-        .with_context(|| format!("{file} to {to}"))
+    // Whether it is the input that stops the conversion, rather than what is written.
+    let mut refused = false;
+    let written = writer.write(output, |i, out| {
+        let t = &input.tensors()[i];
+        let data = input.data(t);
+        let done = if !changes(t) {
+            out.write_all(data).map_err(Into::into)
+        } else if dense {
+            let fold = rotation.filter(|r| r.stores(&t.name)).map(|rotation| Fold {
+                block: rotation.block,
+                signs: rotation.signs(t.cols()),
+                heads: heads.filter(|_| rotation.groups_heads(&t.name)),
+            });
+            to_dense(t, data, fold.as_ref(), to, out)
+        } else {
+            repack(t.format, data, to, out)
+        };
+        refused = done.as_ref().is_err_and(|error| !error.is::<io::Error>());
+        progress(t.bytes);
+        done
+    });
+    if refused {
+        written.with_context(|| format!("{file} to {to}"))
+    } else {
+        written
+    }
 }
 
 /// Codes and scales from one ternary format to another, unchanged.
