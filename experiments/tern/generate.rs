@@ -95,7 +95,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         words = chat::render(&gguf, &words)?;
     }
     let context = text::context(args.ctx, &gguf)?;
-    let prompt = text::prompt_ids(&tokenizer, &words, args.text.flag(), context)?;
+    let prompt = text::prompt_ids(&tokenizer, &words, &args.text.name(), context)?;
     let sampling = Sampling {
         temperature: args.temp,
         top_k: args.top_k,

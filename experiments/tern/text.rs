@@ -51,12 +51,11 @@ impl Text {
         self.prompt.is_some()
     }
 
-    /// The flag that was given, for error lines.
-    pub fn flag(&self) -> &'static str {
-        if self.is_typed() {
-            "--prompt"
-        } else {
-            "--file"
+    /// Where it comes from, for error lines: the flag, or the file.
+    pub fn name(&self) -> String {
+        match &self.file {
+            Some(file) => file.display().to_string(),
+            None => "--prompt".into(),
         }
     }
 }
@@ -171,17 +170,17 @@ pub fn context(ctx: Option<usize>, gguf: &Gguf) -> Result<usize> {
 pub fn prompt_ids(
     tokenizer: &Tokenizer,
     text: &str,
-    flag: &str,
+    name: &str,
     context: usize,
 ) -> Result<Vec<u32>> {
     let ids = tokenizer.encode(text);
     ensure!(
         !ids.is_empty(),
-        "{flag}: the text is empty, expected at least one token"
+        "{name}: the text is empty, expected at least one token"
     );
     ensure!(
         ids.len() <= context,
-        "{flag}: the text has {} tokens, expected at most the context of {context} (--ctx)",
+        "{name}: the text has {} tokens, expected at most the context of {context} (--ctx)",
         ids.len()
     );
     Ok(ids)

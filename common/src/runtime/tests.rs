@@ -909,3 +909,119 @@ fn tokenizers_that_do_not_fit_are_refused_by_name() {
         "a token below 2048",
     );
 }
+
+/// The small model with one key and one tensor taken away, and what `change` adds.
+fn altered(key: &str, tensor: &str, change: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let gguf = Gguf::from_bytes("nano", nano::PQ2_0).unwrap();
+    let mut writer = Writer::new();
+    for value in gguf.keys().filter(|v| v.key() != key) {
+        writer.copy(&value).unwrap();
+    }
+    let kept: Vec<_> = gguf.tensors().iter().filter(|t| t.name != tensor).collect();
+    for t in &kept {
+        writer.tensor(&t.name, &t.dims, t.format).unwrap();
+    }
+    change(&mut writer);
+    let header = writer.describe("altered").unwrap();
+    let mut bytes = vec![];
+    let data = |i: usize, out: &mut dyn std::io::Write| match kept.get(i) {
+        Some(t) => Ok(out.write_all(gguf.data(t))?),
+        None => Ok(out.write_all(&vec![0; header.tensors()[i].bytes as usize])?),
+    };
+    writer.write_to(&mut bytes, data).unwrap();
+    bytes
+}
+
+/// Every key and tensor in turn, taken away or made wrong: what passes the check loads and runs, and what does not is refused in
+/// the same words.
+#[test]
+fn one_place_decides_whether_a_file_runs() {
+    let pool = Pool::new(1).unwrap();
+    let (mut passed, mut refused) = (0, 0);
+    let mut try_out = |what: &str, bytes: &[u8]| {
+        let Ok(gguf) = Gguf::from_bytes("altered", bytes) else {
+            return; // refused before anything is asked
+        };
+        let checked = Model::check(&gguf).map_err(|e| format!("{e:#}"));
+        let loaded = Model::load(&gguf, &gguf, &Options::default(), &pool);
+        match (checked, loaded) {
+            (Ok(tokenizer), Ok(model)) => {
+                passed += 1;
+                assert_eq!(tokenizer.len(), model.vocabulary());
+                let mut session = Session::new(&model, &pool, size(8, 4)).unwrap();
+                session.advance(&[1, 2, 3, 4, 5]).unwrap();
+                let _ = session.last_logits(); // finite or not
+            }
+            (Err(line), loaded) => {
+                refused += 1;
+                assert!(
+                    line.starts_with("altered: ") && !line.contains('\n'),
+                    "{line}"
+                );
+                match loaded {
+                    Err(error) => assert_eq!(format!("{error:#}"), line, "{what}"),
+                    Ok(_) => assert!(line.contains("tokenizer.ggml."), "{what}: {line}"),
+                }
+            }
+            (Ok(_), Err(error)) => panic!("{what}: passed, and then: {error:#}"),
+        }
+    };
+    let gguf = Gguf::from_bytes("nano", nano::PQ2_0).unwrap();
+    for key in gguf.keys().map(|v| v.key()) {
+        try_out(key, &altered(key, "", |_| {}));
+        for n in [0u32, 1, 2, 3, 4, 16, 24, 64, 1 << 24, u32::MAX] {
+            try_out(
+                &format!("{key} = {n}"),
+                &altered(key, "", |w| w.set(key, n).unwrap_or_default()),
+            );
+        }
+        try_out(
+            key,
+            &altered(key, "", |w| w.set(key, -1i32).unwrap_or_default()),
+        );
+        for x in [0.0, 0.5, 1.0, f32::NAN] {
+            try_out(
+                &format!("{key} = {x}"),
+                &altered(key, "", |w| w.set(key, x).unwrap_or_default()),
+            );
+        }
+        try_out(
+            key,
+            &altered(key, "", |w| w.set_str(key, "x").unwrap_or_default()),
+        );
+        try_out(
+            key,
+            &altered(key, "", |w| {
+                w.set_strs(key, &["x", "blk.0.ffn_up.weight"])
+                    .unwrap_or_default()
+            }),
+        );
+        try_out(
+            key,
+            &altered(key, "", |w| {
+                w.set_array(key, &[0u32, 256]).unwrap_or_default()
+            }),
+        );
+    }
+    for t in gguf.tensors() {
+        try_out(&t.name, &altered("", &t.name, |_| {}));
+        let (cols, rows) = (t.cols(), t.rows());
+        for dims in [
+            vec![rows, cols],
+            vec![cols, rows + 1],
+            vec![2 * cols, rows],
+            vec![cols, rows, 1],
+            vec![cols, 1, rows],
+            vec![cols * rows],
+            vec![256],
+        ] {
+            let add = |w: &mut Writer| w.tensor(&t.name, &dims, t.format).unwrap_or_default();
+            try_out(&format!("{} {dims:?}", t.name), &altered("", &t.name, add));
+        }
+        for format in Format::ALL {
+            let add = |w: &mut Writer| w.tensor(&t.name, &t.dims, format).unwrap_or_default();
+            try_out(&format!("{} {format}", t.name), &altered("", &t.name, add));
+        }
+    }
+    assert!(passed > 100 && refused > 500, "{passed} {refused}");
+}
