@@ -25,22 +25,22 @@ pub struct Args {
     #[command(flatten)]
     text: Text,
     /// Tokens to generate at most.
-    #[arg(long, default_value_t = 128, value_parser = lab::number(0..))]
+    #[arg(long, default_value_t = 128, value_parser = lab::number::<usize>(0..))]
     n: usize,
     /// Tokens of context [default: the smaller of 4096 and what the file was made for]
-    #[arg(long, value_parser = lab::number(1..))]
+    #[arg(long, value_parser = lab::number::<usize>(1..))]
     ctx: Option<usize>,
     /// Temperature; 0 is greedy.
-    #[arg(long, default_value_t = 0.0, value_parser = lab::number(0.0..=100.0))]
+    #[arg(long, default_value_t = 0.0, value_parser = lab::number::<f32>(0.0..=100.0))]
     temp: f32,
     /// Only that many of the likeliest tokens; 0 for all.
-    #[arg(long, default_value_t = 0, value_parser = lab::number(0..))]
+    #[arg(long, default_value_t = 0, value_parser = lab::number::<usize>(0..))]
     top_k: usize,
     /// Only the likeliest tokens that together reach this probability.
-    #[arg(long, default_value_t = 1.0, value_parser = lab::number(0.0..=1.0))]
+    #[arg(long, default_value_t = 1.0, value_parser = lab::number::<f32>(0.0..=1.0))]
     top_p: f32,
     /// Seed of the random numbers.
-    #[arg(long, default_value_t = 0, value_parser = lab::number(0..))]
+    #[arg(long, default_value_t = 0, value_parser = lab::number::<u64>(0..))]
     seed: u64,
     /// Tokens to draft at once from what the text says already: a number, or `adaptive`. The result is the same.
     #[arg(long, default_value = "0", value_name = "N")]

@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(value_name = "FILE.gguf")]
     file: PathBuf,
     /// Tokens of context that the memory table is for [default: the file's, at most 4096].
-    #[arg(long, value_parser = lab::number(1..))]
+    #[arg(long, value_parser = lab::number::<u64>(1..))]
     ctx: Option<u64>,
 }
 

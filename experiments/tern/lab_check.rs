@@ -14,7 +14,7 @@ use common::lab::{self, Race, available_threads};
 #[derive(clap::Args)]
 pub struct Args {
     /// Runs of each kind.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = lab::number(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = lab::number::<u32>(1..=1000))]
     runs: u32,
 }
 

@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// Tokens a chunk.
-    #[arg(long, default_value_t = 512, value_parser = lab::number(2..))]
+    #[arg(long, default_value_t = 512, value_parser = lab::number::<usize>(2..))]
     ctx: usize,
 }
 

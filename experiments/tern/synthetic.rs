@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(value_name = "OUT.gguf")]
     output: PathBuf,
     /// Seed of the weights.
-    #[arg(long, default_value_t = 1, value_parser = lab::number(0..))]
+    #[arg(long, default_value_t = 1, value_parser = lab::number::<u64>(0..))]
     seed: u64,
 }
 

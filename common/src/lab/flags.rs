@@ -26,10 +26,10 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", value_parser = machine::checked_name)]
     pub machine: Option<String>,
     /// Seed of every random input.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(0..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>(0..))]
     pub seed: u64,
     /// Rounds of each comparison [default: 15, 5 with --quick].
-    #[arg(long, value_name = "N", value_parser = number(1..=10_000))]
+    #[arg(long, value_name = "N", value_parser = number::<u32>(1..=10_000))]
     pub rounds: Option<u32>,
     /// Model file, where one is used [default: the one in the repo].
     #[arg(long, value_name = "FILE.gguf")]
