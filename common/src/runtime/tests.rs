@@ -911,7 +911,7 @@ fn tokenizers_that_do_not_fit_are_refused_by_name() {
 }
 
 /// The small model with one key and one tensor taken away, and what `change` adds.
-fn altered(key: &str, tensor: &str, change: impl FnOnce(&mut Writer)) -> Vec<u8> {
+fn replaced(key: &str, tensor: &str, change: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let gguf = Gguf::from_bytes("nano", nano::PQ2_0).unwrap();
     let mut writer = Writer::new();
     for value in gguf.keys().filter(|v| v.key() != key) {
@@ -968,43 +968,43 @@ fn one_place_decides_whether_a_file_runs() {
     };
     let gguf = Gguf::from_bytes("nano", nano::PQ2_0).unwrap();
     for key in gguf.keys().map(|v| v.key()) {
-        try_out(key, &altered(key, "", |_| {}));
+        try_out(key, &replaced(key, "", |_| {}));
         for n in [0u32, 1, 2, 3, 4, 16, 24, 64, 1 << 24, u32::MAX] {
             try_out(
                 &format!("{key} = {n}"),
-                &altered(key, "", |w| w.set(key, n).unwrap_or_default()),
+                &replaced(key, "", |w| w.set(key, n).unwrap_or_default()),
             );
         }
         try_out(
             key,
-            &altered(key, "", |w| w.set(key, -1i32).unwrap_or_default()),
+            &replaced(key, "", |w| w.set(key, -1i32).unwrap_or_default()),
         );
         for x in [0.0, 0.5, 1.0, f32::NAN] {
             try_out(
                 &format!("{key} = {x}"),
-                &altered(key, "", |w| w.set(key, x).unwrap_or_default()),
+                &replaced(key, "", |w| w.set(key, x).unwrap_or_default()),
             );
         }
         try_out(
             key,
-            &altered(key, "", |w| w.set_str(key, "x").unwrap_or_default()),
+            &replaced(key, "", |w| w.set_str(key, "x").unwrap_or_default()),
         );
         try_out(
             key,
-            &altered(key, "", |w| {
+            &replaced(key, "", |w| {
                 w.set_strs(key, &["x", "blk.0.ffn_up.weight"])
                     .unwrap_or_default()
             }),
         );
         try_out(
             key,
-            &altered(key, "", |w| {
+            &replaced(key, "", |w| {
                 w.set_array(key, &[0u32, 256]).unwrap_or_default()
             }),
         );
     }
     for t in gguf.tensors() {
-        try_out(&t.name, &altered("", &t.name, |_| {}));
+        try_out(&t.name, &replaced("", &t.name, |_| {}));
         let (cols, rows) = (t.cols(), t.rows());
         for dims in [
             vec![rows, cols],
@@ -1016,11 +1016,11 @@ fn one_place_decides_whether_a_file_runs() {
             vec![256],
         ] {
             let add = |w: &mut Writer| w.tensor(&t.name, &dims, t.format).unwrap_or_default();
-            try_out(&format!("{} {dims:?}", t.name), &altered("", &t.name, add));
+            try_out(&format!("{} {dims:?}", t.name), &replaced("", &t.name, add));
         }
         for format in Format::ALL {
             let add = |w: &mut Writer| w.tensor(&t.name, &t.dims, format).unwrap_or_default();
-            try_out(&format!("{} {format}", t.name), &altered("", &t.name, add));
+            try_out(&format!("{} {format}", t.name), &replaced("", &t.name, add));
         }
     }
     assert!(passed > 100 && refused > 500, "{passed} {refused}");
