@@ -90,7 +90,7 @@ impl Bench<'_> {
     /// A prompt with its greedy continuation and the state that it leaves.
     pub fn case(&mut self, prompt: &Prompt) -> Result<Case> {
         let mut case = Case {
-            prompt: self.tokenizer.encode(&prompt.prompt)?,
+            prompt: self.tokenizer.encode(&prompt.prompt),
             n: prompt.n,
             wanted: vec![],
             hash: String::new(),

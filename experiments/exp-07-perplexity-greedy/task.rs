@@ -41,15 +41,14 @@ impl Task {
         } else {
             (12, usize::MAX, usize::MAX)
         };
-        let mut tokens = tokenizer.encode(&text)?;
+        let mut tokens = tokenizer.encode(&text);
         tokens.truncate(most_chunks * CONTEXT);
         let prompts = prompts.iter().take(most_prompts);
-        let prompts = prompts.map(|p| Ok((tokenizer.encode(&p.prompt)?, p.n.min(most_ids))));
-        let prompts = prompts.collect::<Result<_>>()?;
+        let prompts = prompts.map(|p| (tokenizer.encode(&p.prompt), p.n.min(most_ids)));
         Ok(Task {
-            tokenizer,
             text: tokens,
-            prompts,
+            prompts: prompts.collect(),
+            tokenizer,
             hash: lab::sha256(text.as_bytes()),
         })
     }

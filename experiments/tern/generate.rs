@@ -6,8 +6,10 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use common::lab;
 use common::runtime::chat;
+use common::runtime::model::Model;
 use common::runtime::sampler::{Sampler, Sampling};
 use common::runtime::session::{Session, Size};
 use common::runtime::speculation::{self, End, Length, Lookup, MAX_DRAFT, Speculation};
@@ -23,22 +25,22 @@ pub struct Args {
     #[command(flatten)]
     text: Text,
     /// Tokens to generate at most.
-    #[arg(long, default_value_t = 128, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 128, value_parser = lab::number::<usize>(0..))]
     n: usize,
     /// Tokens of context [default: the smaller of 4096 and what the file was made for]
-    #[arg(long)]
+    #[arg(long, value_parser = lab::number::<usize>(1..))]
     ctx: Option<usize>,
     /// Temperature; 0 is greedy.
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0, value_parser = lab::number::<f32>(0.0..=100.0))]
     temp: f32,
     /// Only that many of the likeliest tokens; 0 for all.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = lab::number::<usize>(0..))]
     top_k: usize,
     /// Only the likeliest tokens that together reach this probability.
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0, value_parser = lab::number::<f32>(0.0..=1.0))]
     top_p: f32,
     /// Seed of the random numbers.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = lab::number::<u64>(0..))]
     seed: u64,
     /// Tokens to draft at once from what the text says already: a number, or `adaptive`. The result is the same.
     #[arg(long, default_value = "0", value_name = "N")]
@@ -88,12 +90,12 @@ fn stopped() -> bool {
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let mut words = args.text.read()?;
     let gguf = args.engine.gguf()?;
-    let tokenizer = Tokenizer::from_gguf(&gguf)?;
+    let tokenizer = Model::check(&gguf)?;
     if args.chat {
         words = chat::render(&gguf, &words)?;
     }
     let context = text::context(args.ctx, &gguf)?;
-    let prompt = text::prompt_ids(&tokenizer, &words, args.text.flag(), context)?;
+    let prompt = text::prompt_ids(&tokenizer, &words, &args.text.name(), context)?;
     let sampling = Sampling {
         temperature: args.temp,
         top_k: args.top_k,
@@ -109,13 +111,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     };
     let pool = args.engine.pool()?;
     let model = args.engine.load(&gguf, size, &pool)?;
-    ensure!(
-        tokenizer.len() == model.vocabulary(),
-        "{}: key tokenizer.ggml.tokens: found {} tokens, expected the {} of the model",
-        model.name(),
-        tokenizer.len(),
-        model.vocabulary()
-    );
     let mut session = Session::new(&model, &pool, size)?;
     ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed))
         .context("Ctrl-C: cannot watch for it")?;

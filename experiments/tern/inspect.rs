@@ -1,23 +1,26 @@
-//! `tern inspect`: what a GGUF file holds.
+//! `tern inspect`: what a GGUF file holds, and whether it can be run.
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use common::formats::Format;
+use common::lab;
 use common::runtime::gguf::{Gguf, Memory, Rotation, Survey};
+use common::runtime::hyper::{ARCHITECTURE, Hyper};
+use common::runtime::model::Model;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Prints keys, tensors, and what a run needs in memory.
+/// Prints keys, tensors, what a run needs in memory, and whether the file can be run.
 #[derive(clap::Args)]
 pub struct Args {
     /// GGUF file.
     #[arg(value_name = "FILE.gguf")]
     file: PathBuf,
     /// Tokens of context that the memory table is for [default: the file's, at most 4096].
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = lab::number::<u64>(1..))]
     ctx: Option<u64>,
 }
 
@@ -26,12 +29,9 @@ const BATCH: u64 = 64;
 /// Characters of a value that are shown.
 const WIDTH: usize = 64;
 
+/// A file of another architecture is only described; one that says it is of ours and cannot be run is bad.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let gguf = Gguf::open(&args.file)?;
-    // Everything that can refuse the file comes before the first line of output.
-    let rotation = Rotation::read(&gguf)?;
-    let memory = memory(&gguf, args.ctx)?;
-
     let (version, alignment, bytes) = (gguf.version(), gguf.alignment(), gguf.file_bytes());
     let (keys, tensors) = (gguf.keys().len(), gguf.tensors().len());
     writeln!(
@@ -41,9 +41,24 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     )?;
     write_keys(&gguf, out)?;
     write_tensors(&gguf, out)?;
-    write_rotation(&gguf, rotation.as_ref(), out)?;
-    write_memory(&gguf, memory, out)?;
+    write_rotation(&gguf, out)?;
+    write_memory(&gguf, args.ctx, out)?;
+    match Model::check(&gguf) {
+        Ok(_) => writeln!(out, "\nrun: yes")?,
+        Err(reason) => {
+            writeln!(out, "\nrun: no: {}", one_line(&reason))?;
+            let ours = gguf.get("general.architecture");
+            if ours.is_some_and(|value| value.expect_str(ARCHITECTURE).is_ok()) {
+                return Err(reason);
+            }
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// As `tern` itself writes it on standard error.
+fn one_line(error: &Error) -> String {
+    lab::one_line(&format!("{error:#}"))
 }
 
 fn write_keys(gguf: &Gguf, out: &mut dyn Write) -> Result<()> {
@@ -126,10 +141,11 @@ fn columns(survey: Survey) -> [String; 3] {
     ]
 }
 
-fn write_rotation(gguf: &Gguf, rotation: Option<&Rotation>, out: &mut dyn Write) -> Result<()> {
+fn write_rotation(gguf: &Gguf, out: &mut dyn Write) -> Result<()> {
     let ternary = gguf.tensors().iter().any(|t| t.format.is_ternary());
-    match rotation {
-        Some(r) => writeln!(
+    match Rotation::read(gguf) {
+        Err(reason) => writeln!(out, "rotation: {}\n", one_line(&reason))?,
+        Ok(Some(r)) => writeln!(
             out,
             "rotation: {} matrices{} in blocks of {}, signs {}, value heads of ssm_out {}\n",
             r.matrices(),
@@ -146,39 +162,25 @@ fn write_rotation(gguf: &Gguf, rotation: Option<&Rotation>, out: &mut dyn Write)
             },
             if r.gdn_v_grouped { "grouped" } else { "tiled" },
         )?,
-        None if ternary => writeln!(
+        Ok(None) if ternary => writeln!(
             out,
             "rotation: none (no prism.hadamard keys: ternary weights run as stored)\n"
         )?,
-        None => writeln!(out, "rotation: none\n")?,
+        Ok(None) => writeln!(out, "rotation: none\n")?,
     }
     Ok(())
 }
 
-fn memory(gguf: &Gguf, ctx: Option<u64>) -> Result<Option<Memory>> {
-    let Some(architecture) = gguf.get("general.architecture") else {
-        return Ok(None);
-    };
-    if architecture.str()? != Memory::ARCHITECTURE {
-        return Ok(None);
-    }
-    let key = format!("{}.context_length", Memory::ARCHITECTURE);
-    let trained = gguf.get(&key).map(|value| value.u64()).transpose()?;
-    let ctx = ctx.unwrap_or(trained.unwrap_or(4096).clamp(1, 4096));
-    Memory::of(gguf, ctx, BATCH)
-}
-
-fn write_memory(gguf: &Gguf, memory: Option<Memory>, out: &mut dyn Write) -> Result<()> {
-    let Some(m) = memory else {
+fn write_memory(gguf: &Gguf, ctx: Option<u64>, out: &mut dyn Write) -> Result<()> {
+    let Ok(hyper) = Hyper::from_gguf(gguf) else {
         let bytes: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
-        let architecture = gguf.get("general.architecture");
-        writeln!(
+        return Ok(writeln!(
             out,
-            "memory: {bytes} bytes of weights; the rest is not known for architecture {}",
-            architecture.map_or("(none)".into(), |value| value.display(WIDTH))
-        )?;
-        return Ok(());
+            "memory: {bytes} bytes of weights; the rest is not known"
+        )?);
     };
+    let made_for = hyper.context.unwrap_or(4096) as u64;
+    let m = Memory::of(gguf, &hyper, ctx.unwrap_or(made_for.min(4096)), BATCH);
     let mut table = table(["memory", "bytes", "MiB"], 1);
     for (name, bytes) in [
         ("weights".to_owned(), m.weights),

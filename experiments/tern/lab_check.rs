@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use anyhow::Result;
-use common::lab::{Race, available_threads};
+use common::lab::{self, Race, available_threads};
 
 /// Measures one closure under two names, many times over: the speedup's interval must hold 1 in at least
 /// 18 of 20 runs, on an idle machine and when a load is switched on halfway through each run.
 #[derive(clap::Args)]
 pub struct Args {
     /// Runs of each kind.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = lab::number::<u32>(1..=1000))]
     runs: u32,
 }
 

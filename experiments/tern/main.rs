@@ -23,7 +23,7 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use common::lab;
 
 /// Ternary language models on ordinary CPUs, measured.
@@ -74,7 +74,11 @@ fn run(command: Command, out: &mut dyn Write) -> Result<ExitCode> {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let command = lab::taking_negative_numbers(Cli::command());
+    let parsed = command
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return lab::refuse_flags("tern", &error),
     };

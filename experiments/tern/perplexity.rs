@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use common::lab;
+use common::runtime::model::Model;
 use common::runtime::perplexity::{self, Score};
 use common::runtime::session::{Session, Size};
-use common::runtime::tokenizer::Tokenizer;
 use sha2::{Digest, Sha256};
 
 use crate::text::{self, BATCH, Engine};
@@ -21,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// Tokens a chunk.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = lab::number::<usize>(2..))]
     ctx: usize,
 }
 
@@ -29,7 +30,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let file = args.file.display();
     let words = text::read_text(&args.file)?;
     let gguf = args.engine.gguf()?;
-    let tokens = Tokenizer::from_gguf(&gguf)?.encode(&words)?;
+    let tokens = Model::check(&gguf)?.encode(&words);
     let chunks = perplexity::chunks(&tokens, args.ctx).with_context(|| format!("{file}"))?;
     let pool = args.engine.pool()?;
     let size = Size {

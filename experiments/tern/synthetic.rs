@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use common::lab;
 use common::runtime::pool::{self, Pool};
 use shared::weights::Spec;
 
@@ -21,7 +22,7 @@ pub struct Args {
     #[arg(value_name = "OUT.gguf")]
     output: PathBuf,
     /// Seed of the weights.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = lab::number::<u64>(0..))]
     seed: u64,
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use common::kernels::Choice;
+use common::lab;
 use common::runtime::gguf::Gguf;
 use common::runtime::model::{GgufSource, Model, Options};
 use common::runtime::nano;
@@ -50,12 +51,11 @@ impl Text {
         self.prompt.is_some()
     }
 
-    /// The flag that was given, for error lines.
-    pub fn flag(&self) -> &'static str {
-        if self.is_typed() {
-            "--prompt"
-        } else {
-            "--file"
+    /// Where it comes from, for error lines: the flag, or the file.
+    pub fn name(&self) -> String {
+        match &self.file {
+            Some(file) => file.display().to_string(),
+            None => "--prompt".into(),
         }
     }
 }
@@ -88,7 +88,7 @@ pub struct Engine {
     #[arg(long, value_name = "SHAPE[/FORMAT]", conflicts_with = "model")]
     synthetic: Option<Spec>,
     /// Threads [default: what affinity and quota allow]
-    #[arg(long)]
+    #[arg(long, value_parser = lab::number(1..=pool::MAX_THREADS))]
     threads: Option<usize>,
     /// Layout, instruction set, or both as layout/isa [default: the fastest]
     #[arg(long, visible_alias = "layout", value_name = "LAYOUT/ISA")]
@@ -163,26 +163,24 @@ pub fn context(ctx: Option<usize>, gguf: &Gguf) -> Result<usize> {
         Some(value) => value.usize()?,
         None => DEFAULT_CONTEXT,
     };
-    let context = ctx.unwrap_or(made_for.min(DEFAULT_CONTEXT));
-    ensure!(context > 0, "--ctx {context}: expected at least 1");
-    Ok(context)
+    Ok(ctx.unwrap_or(made_for.min(DEFAULT_CONTEXT)))
 }
 
 /// The ids of a prompt that is to be continued: at least one, and no more than the context takes.
 pub fn prompt_ids(
     tokenizer: &Tokenizer,
     text: &str,
-    flag: &str,
+    name: &str,
     context: usize,
 ) -> Result<Vec<u32>> {
-    let ids = tokenizer.encode(text)?;
+    let ids = tokenizer.encode(text);
     ensure!(
         !ids.is_empty(),
-        "{flag}: the text is empty, expected at least one token"
+        "{name}: the text is empty, expected at least one token"
     );
     ensure!(
         ids.len() <= context,
-        "{flag}: the text has {} tokens, expected at most the context of {context} (--ctx)",
+        "{name}: the text has {} tokens, expected at most the context of {context} (--ctx)",
         ids.len()
     );
     Ok(ids)

@@ -21,7 +21,7 @@ pub struct Args {
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     let gguf = text::gguf(args.model.as_deref())?;
-    let ids = Tokenizer::from_gguf(&gguf)?.encode(&args.text.read()?)?;
+    let ids = Tokenizer::from_gguf(&gguf)?.encode(&args.text.read()?);
     writeln!(out, "{}", text::join(&ids))?;
     Ok(ExitCode::SUCCESS)
 }

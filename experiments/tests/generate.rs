@@ -207,6 +207,19 @@ fn files_are_read_or_refused() {
         printed(&["tokenize", "--file", good.path()]),
         printed(&["tokenize", "--prompt", PROMPT[2]])
     );
+    let empty = Temporary::new("empty.txt", b"");
+    refused(
+        &["generate", "--file", empty.path()],
+        "empty.txt: the text is empty, expected at least one token",
+    );
+    // As long as no stack and no pattern would take.
+    let spaces = Temporary::new("spaces.txt", " ".repeat(1_000_000).as_bytes());
+    let ids = printed(&["tokenize", "--file", spaces.path()]);
+    assert!(ids.split_whitespace().count() > 1000);
+    refused(
+        &["generate", "--file", spaces.path()],
+        "tokens, expected at most the context of",
+    );
     let bad = Temporary::new("bad.txt", b"def \xff(n):");
     for command in ["generate", "tokenize", "perplexity"] {
         refused(

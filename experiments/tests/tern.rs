@@ -1,7 +1,10 @@
 //! The `tern` tool from outside: exit codes, one line on errors, memory.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+
+use common::runtime::gguf::{Gguf, Writer};
 
 fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -40,6 +43,54 @@ fn flags() {
         "1b/q8_0",
     );
     assert_refused(&tern(&["inspect", "no\nsuch"]), "no\\nsuch");
+    let generate = ["generate", "--prompt", "x"];
+    for (command, flag, found, expected) in [
+        (&generate[..], "--n", "-1", "a whole number, at least 0"),
+        (&generate, "--ctx", "-5", "a whole number, at least 1"),
+        (&generate, "--ctx", "0", "a whole number, at least 1"),
+        (
+            &generate,
+            "--threads",
+            "-1",
+            "a whole number from 1 to 1024",
+        ),
+        (&generate, "--threads", "0", "a whole number from 1 to 1024"),
+        (&generate, "--top-k", "-1", "a whole number, at least 0"),
+        (&generate, "--seed", "1.5", "a whole number, at least 0"),
+        (&generate, "--temp", "-1", "a number from 0 to 100"),
+        (&generate, "--top-p", "x", "a number from 0 to 1"),
+        (&generate, "--draft", "-1", "0 to 15, or adaptive"),
+        (
+            &["inspect", "x"],
+            "--ctx",
+            "-5",
+            "a whole number, at least 1",
+        ),
+        (
+            &["perplexity", "--file", "x"],
+            "--ctx",
+            "1",
+            "a whole number, at least 2",
+        ),
+        (
+            &["lab-check"],
+            "--runs",
+            "-1",
+            "a whole number from 1 to 1000",
+        ),
+        (&["compare", "a", "b"], "--threshold", "-1", "a percentage"),
+        (
+            &["synthetic", "1b", "x"],
+            "--seed",
+            "-1",
+            "a whole number, at least 0",
+        ),
+    ] {
+        let output = tern(&[command, &[flag, found]].concat());
+        assert_refused(&output, &format!("invalid value '{found}' for '{flag} <"));
+        assert_refused(&output, &format!("expected {expected}"));
+    }
+    assert_refused(&tern(&["tokenize", "--file", ""]), "--file <FILE>");
     let help = tern(&["--help"]);
     assert!(help.status.success() && String::from_utf8(help.stdout).unwrap().contains("inspect"));
 }
@@ -59,9 +110,67 @@ fn inspect_shows_what_the_file_holds() {
         "36.06%",
         "26 matrices and the embedding in blocks of 256",
         "KV cache, f32, 1024 tokens",
+        "\nrun: yes\n",
     ] {
         assert!(text.contains(words), "{words}");
     }
+}
+
+/// The small model with one key replaced.
+fn with_key(path: &Path, key: &str, change: impl FnOnce(&mut Writer)) {
+    let gguf = Gguf::open(&model("tern-nano-pq2_0.gguf")).unwrap();
+    let mut writer = Writer::new();
+    for value in gguf.keys().filter(|v| v.key() != key) {
+        writer.copy(&value).unwrap();
+    }
+    change(&mut writer);
+    for t in gguf.tensors() {
+        writer.tensor(&t.name, &t.dims, t.format).unwrap();
+    }
+    let data = |i: usize, out: &mut dyn Write| Ok(out.write_all(gguf.data(&gguf.tensors()[i]))?);
+    writer.write(path, data).unwrap();
+}
+
+#[test]
+fn inspect_and_generate_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    let file = path.to_str().unwrap();
+    for (key, n) in [
+        ("attention.head_count", 0u32),
+        ("attention.head_count", 3),
+        ("ssm.state_size", 0),
+        ("ssm.time_step_rank", 0),
+        ("feed_forward_length", 7),
+        ("context_length", 0),
+        ("block_count", 5),
+    ] {
+        let key = &format!("qwen35.{key}");
+        with_key(&path, key, |w| w.set(key, n).unwrap());
+        let (inspected, generated) = (
+            tern(&["inspect", file]),
+            tern(&["generate", "--model", file, "--prompt", "x"]),
+        );
+        assert_refused(&generated, file);
+        let line = String::from_utf8(generated.stderr).unwrap();
+        assert_eq!(inspected.status.code(), Some(2), "{line}");
+        assert_eq!(String::from_utf8(inspected.stderr).unwrap(), line);
+        // And what the file holds is shown all the same.
+        let shown = String::from_utf8(inspected.stdout).unwrap();
+        let reason = line.trim_end().strip_prefix("tern: ").unwrap();
+        assert!(shown.contains("blk.3.attn_k.weight"), "{shown}");
+        assert!(shown.ends_with(&format!("run: no: {reason}\n")), "{shown}");
+    }
+    // Of another architecture, and good.
+    let key = "general.architecture";
+    with_key(&path, key, |w| w.set_str(key, "llama").unwrap());
+    let output = tern(&["inspect", file]);
+    assert!(output.status.success() && output.stderr.is_empty());
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        shown.ends_with("found \"llama\", expected \"qwen35\"\n"),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -183,4 +292,44 @@ fn convert_writes_the_other_packing() {
     assert_refused(&tern(&["convert", source, nowhere, "--to", "f32"]), nowhere);
     assert!(std::fs::read(&out).unwrap() == expected);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn convert_and_links() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (input, out, link) = (path("in.gguf"), path("sub/out.gguf"), path("link.gguf"));
+    std::fs::copy(model("tern-nano-pq2_0.gguf"), &input).unwrap();
+    std::fs::create_dir(path("sub")).unwrap();
+    std::fs::write(&out, "old").unwrap();
+    symlink("sub/out.gguf", &link).unwrap();
+    // Through the link, which stays one.
+    let output = tern(&["convert", &input, &link, "--to", "ptq1_0"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    let expected = std::fs::read(model("tern-nano-ptq1_0.gguf")).unwrap();
+    assert!(std::fs::read(&out).unwrap() == expected);
+    assert_eq!(std::fs::read_dir(path("sub")).unwrap().count(), 1);
+    // One that leads nowhere.
+    symlink("no-such/out.gguf", path("dangling")).unwrap();
+    let convert = |out: &str, words: &str| {
+        let output = tern(&["convert", &input, out, "--to", "ptq1_0"]);
+        assert_refused(&output, words);
+        // The file that is at fault comes first.
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert!(line.starts_with(&format!("tern: {out}: ")), "{line}");
+    };
+    convert(&path("dangling"), "cannot follow the link");
+    convert(&path("sub"), "is a folder");
+    convert(&path("no-such/out.gguf"), "cannot create");
+    // The file that is read, by any name.
+    symlink("in.gguf", path("soft")).unwrap();
+    std::fs::hard_link(&input, path("hard")).unwrap();
+    for same in [&input, &path("soft"), &path("hard")] {
+        convert(same, "is the file to read");
+    }
+    let whole = std::fs::read(model("tern-nano-pq2_0.gguf")).unwrap();
+    assert!(std::fs::read(&input).unwrap() == whole);
 }

@@ -1,26 +1,7 @@
-//! Any bytes as a GGUF file: read or refused, and what is read can be looked at.
+//! Any bytes as a GGUF file: see checks/gguf.rs, which the ordinary tests run too.
 #![no_main]
 
-use common::runtime::gguf::{Gguf, Memory};
-use common::runtime::tokenizer::Tokenizer;
-use libfuzzer_sys::fuzz_target;
+#[path = "../checks/gguf.rs"]
+mod checks;
 
-fuzz_target!(|bytes: &[u8]| {
-    let Ok(gguf) = Gguf::from_bytes("fuzz.gguf", bytes) else {
-        return;
-    };
-    for value in gguf.keys() {
-        let _ = format!("{value:?}");
-    }
-    for tensor in gguf.tensors() {
-        assert!(tensor.weights() == tensor.rows() * tensor.cols());
-        assert!(gguf.find_tensor(&tensor.name).is_some());
-        let _ = gguf.data(tensor).iter().fold(0u8, |a, b| a ^ b);
-    }
-    let _ = Memory::of(&gguf, 4096, 64).map(|m| m.map(|m| m.total()));
-    if let Ok(tokenizer) = Tokenizer::from_gguf(&gguf) {
-        if let Ok(ids) = tokenizer.encode("def f(n):\n    return n") {
-            let _ = tokenizer.decode(&ids);
-        }
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::check(bytes));

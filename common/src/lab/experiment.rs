@@ -15,7 +15,7 @@ use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
 use serde_json::{Value, json};
 
-use super::flags::Flags;
+use super::flags::{self, Flags};
 use super::ledger::{self, Finding, Verdict};
 use super::machine::{self, Machine};
 use super::meta::{Held, Input, Kernel, Meta, Refusal, SCHEMA};
@@ -95,7 +95,7 @@ fn run_from<E: Args>(
     emulated: bool,
     body: impl FnOnce(&mut Experiment, &E) -> Result<()>,
 ) -> ExitCode {
-    let mut command = Cli::<E>::command().name(name);
+    let mut command = flags::taking_negative_numbers(Cli::<E>::command().name(name));
     let parsed = command.try_get_matches_from_mut(args).and_then(|matches| {
         let cli = Cli::<E>::from_arg_matches(&matches)?;
         Ok((cli, matches))
@@ -147,7 +147,13 @@ pub fn refuse_flags(program: &str, error: &clap::Error) -> ExitCode {
 
 /// One line on standard error, whatever the message holds, and exit code 2.
 pub fn complain(program: &str, message: &str) -> ExitCode {
-    let mut line = format!("{program}: ");
+    let _ = writeln!(io::stderr(), "{program}: {}", one_line(message)); // nobody left to tell
+    ExitCode::from(2)
+}
+
+/// A message with its control characters escaped.
+pub fn one_line(message: &str) -> String {
+    let mut line = String::with_capacity(message.len());
     for c in message.chars() {
         if c.is_control() {
             line.extend(c.escape_debug());
@@ -155,8 +161,7 @@ pub fn complain(program: &str, message: &str) -> ExitCode {
             line.push(c);
         }
     }
-    let _ = writeln!(io::stderr(), "{line}"); // nobody left to tell
-    ExitCode::from(2)
+    line
 }
 
 impl Experiment {

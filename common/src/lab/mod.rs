@@ -59,9 +59,9 @@ mod stat;
 pub mod table;
 pub mod verify;
 
-pub use experiment::{Experiment, complain, refuse_flags, run, run_with};
+pub use experiment::{Experiment, complain, one_line, refuse_flags, run, run_with};
 pub use files::{read, sha256, sha256_file, write_all, write_files};
-pub use flags::Flags;
+pub use flags::{Flags, number, taking_negative_numbers};
 pub use folder::{Folder, Run, machines};
 pub use ledger::{
     Claim, Finding, Verdict, read_findings, read_ledger, write_findings, write_ledger,

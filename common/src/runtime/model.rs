@@ -16,6 +16,7 @@ use super::memory::AlignedBuf;
 use super::pool::{Chunks, Pool};
 use super::session::Size;
 use super::shared::Shared;
+use super::tokenizer::Tokenizer;
 use crate::formats::{Format, Layout};
 use crate::kernels::{Choice, Form, Kernel, MatrixRef};
 
@@ -106,6 +107,24 @@ impl Source for Gguf {
 
     fn read(&self, tensor: &Tensor, at: usize, to: &mut [u8]) -> Result<()> {
         to.copy_from_slice(&self.data(tensor)[at..at + to.len()]);
+        Ok(())
+    }
+}
+
+/// A file whose tensors are only looked at: all their values are 0.
+struct HeaderSource<'a>(&'a Gguf);
+
+impl Source for HeaderSource<'_> {
+    fn name(&self) -> &str {
+        self.0.file()
+    }
+
+    fn find(&self, name: &str) -> Option<&Tensor> {
+        self.0.find_tensor(name)
+    }
+
+    fn read(&self, _: &Tensor, _: usize, to: &mut [u8]) -> Result<()> {
+        to.fill(0);
         Ok(())
     }
 }
@@ -229,6 +248,81 @@ struct Job<'a> {
     tensor: &'a Tensor,
     at: Range<usize>,
     layout: Layout,
+}
+
+/// What a model takes from a source: all but the bytes of its matrices.
+struct Plan<'a> {
+    loader: Loader<'a>,
+    vocabulary: usize,
+    embedding: Embedding,
+    head: Linear,
+    output_norm: Vec<f32>,
+    layers: Vec<Layer>,
+}
+
+impl<'a> Plan<'a> {
+    /// Finds every tensor and checks its shape and type, and that a kernel takes it.
+    fn new(
+        hyper: &Hyper,
+        rotation: Option<&'a Rotation>,
+        source: &'a dyn Source,
+        choice: &'a Choice,
+        mapped: bool,
+    ) -> Result<Self> {
+        let file = source.name();
+        let Some(table) = source.find(EMBEDDING) else {
+            bail!("{file}: tensor {EMBEDDING} is missing");
+        };
+        let vocabulary = table.rows();
+        let mut loader = Loader {
+            source,
+            rotation,
+            choice,
+            jobs: vec![],
+            end: 0,
+            inputs: vec![],
+            kernels: BTreeMap::new(),
+            chosen: false,
+            mapped,
+        };
+        let table = loader.tensor(EMBEDDING, &[hyper.embedding, vocabulary])?;
+        let (embedding, head) = if source.find("output.weight").is_some() {
+            let layout = Layout::Stock(table.format);
+            let embedding = Embedding {
+                at: loader.place(table, layout)?,
+                layout,
+            };
+            (
+                embedding,
+                loader.linear("output.weight", vocabulary, hyper.embedding)?,
+            )
+        } else {
+            let head = loader.linear(EMBEDDING, vocabulary, hyper.embedding)?;
+            (
+                Embedding {
+                    at: head.at.clone(),
+                    layout: head.kernel.layout(),
+                },
+                head,
+            )
+        };
+        let output_norm = loader.floats("output_norm.weight", &[hyper.embedding])?;
+        let layers = (0..hyper.layers)
+            .map(|i| loader.layer(i, hyper))
+            .collect::<Result<Vec<_>>>()?;
+        ensure!(
+            loader.chosen,
+            "{file}: no tensor has a kernel of the layout asked for"
+        );
+        Ok(Plan {
+            loader,
+            vocabulary,
+            embedding,
+            head,
+            output_norm,
+            layers,
+        })
+    }
 }
 
 struct Loader<'a> {
@@ -426,6 +520,28 @@ fn distinct(matrices: &[&Linear]) -> Inputs {
 }
 
 impl Model {
+    /// Whether a file can be run at all, on a machine with the memory for it: its keys, its rotation, the shape and type of every
+    /// tensor, and a tokenizer of the model's vocabulary, which is returned. No tensor is read.
+    ///
+    /// # Errors
+    /// One line that names the file and the key or tensor, what was found and what was expected.
+    pub fn check(gguf: &Gguf) -> Result<Tokenizer> {
+        let hyper = Hyper::from_gguf(gguf)?;
+        let rotation = Rotation::read(gguf)?;
+        let (source, choice) = (HeaderSource(gguf), Choice::default());
+        let plan = Plan::new(&hyper, rotation.as_ref(), &source, &choice, false)?;
+        let tokenizer = Tokenizer::from_gguf(gguf)?;
+        let tokens = gguf.key("tokenizer.ggml.tokens")?;
+        ensure!(
+            tokenizer.len() == plan.vocabulary,
+            tokens.unexpected(
+                &format!("{} tokens", tokenizer.len()),
+                &format!("the {} of the model", plan.vocabulary)
+            )
+        );
+        Ok(tokenizer)
+    }
+
     /// Loads a GGUF file: reads the tensors and repacks them in place, on all threads of the pool, for the kernels that are asked for.
     ///
     /// # Errors
@@ -489,50 +605,21 @@ impl Model {
         pool: &Pool,
     ) -> Result<Self> {
         let file = source.name();
-        let Some(table) = source.find(EMBEDDING) else {
-            bail!("{file}: tensor {EMBEDDING} is missing");
-        };
-        let vocabulary = table.rows();
-        let mut loader = Loader {
+        let plan = Plan::new(
+            &hyper,
+            rotation.as_ref(),
             source,
-            rotation: rotation.as_ref(),
-            choice: &options.kernel,
-            jobs: vec![],
-            end: 0,
-            inputs: vec![],
-            kernels: BTreeMap::new(),
-            chosen: false,
-            mapped: mapped.is_some(),
-        };
-        let table = loader.tensor(EMBEDDING, &[hyper.embedding, vocabulary])?;
-        let (embedding, head) = if source.find("output.weight").is_some() {
-            let layout = Layout::Stock(table.format);
-            let embedding = Embedding {
-                at: loader.place(table, layout)?,
-                layout,
-            };
-            (
-                embedding,
-                loader.linear("output.weight", vocabulary, hyper.embedding)?,
-            )
-        } else {
-            let head = loader.linear(EMBEDDING, vocabulary, hyper.embedding)?;
-            (
-                Embedding {
-                    at: head.at.clone(),
-                    layout: head.kernel.layout(),
-                },
-                head,
-            )
-        };
-        let output_norm = loader.floats("output_norm.weight", &[hyper.embedding])?;
-        let layers = (0..hyper.layers)
-            .map(|i| loader.layer(i, &hyper))
-            .collect::<Result<Vec<_>>>()?;
-        ensure!(
-            loader.chosen,
-            "{file}: no tensor has a kernel of the layout asked for"
-        );
+            &options.kernel,
+            mapped.is_some(),
+        )?;
+        let Plan {
+            loader,
+            vocabulary,
+            embedding,
+            head,
+            output_norm,
+            layers,
+        } = plan;
         let Loader {
             jobs,
             end,

@@ -53,7 +53,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 fn eval_tokens() -> Vec<u32> {
-    tokenizer().encode(nano::EVAL_CODE).unwrap()
+    tokenizer().encode(nano::EVAL_CODE)
 }
 
 /// Generates up to `n` ids after `prompt`, from the empty state.
@@ -267,7 +267,7 @@ fn prompts_are_tokenized_as_llama_cpp_does() {
     let tokenizer = tokenizer();
     for entry in reference()["greedy"].as_array().unwrap() {
         let text = entry["prompt"].as_str().unwrap();
-        let prompt = tokenizer.encode(text).unwrap();
+        let prompt = tokenizer.encode(text);
         assert_eq!(prompt, ids(&entry["prompt_ids"]), "{}", entry["name"]);
     }
 }
@@ -284,12 +284,20 @@ fn text_survives_tokens() {
         "   \n   y   ",
     ];
     for text in texts {
-        let ids = tokenizer.encode(text).unwrap();
+        let ids = tokenizer.encode(text);
         assert_eq!(tokenizer.decode(&ids), text);
     }
-    let long = "a".repeat(100_000) + &" ".repeat(100_000);
-    assert_eq!(tokenizer.decode(&tokenizer.encode(&long).unwrap()), long);
-    let marked = tokenizer.encode("a<|im_end|>b").unwrap();
+    // Long runs, each followed by something else: the pattern takes no stack for them, and no time but theirs.
+    for run in [
+        " ", "\n", "\t", " \n", "a", "aB", "'s", "7", "🙂", "\u{301}", "\u{3000}", ". ",
+    ] {
+        let long = run.repeat(1_000_000 / run.len()) + "x" + &run.repeat(10_000);
+        assert!(
+            tokenizer.decode(&tokenizer.encode(&long)) == long,
+            "{run:?}"
+        );
+    }
+    let marked = tokenizer.encode("a<|im_end|>b");
     assert_eq!(marked.len(), 3);
     assert!(tokenizer.is_end(marked[1]) && !tokenizer.is_end(marked[0]));
     assert_eq!(tokenizer.decode(&marked), "ab");
@@ -298,7 +306,7 @@ fn text_survives_tokens() {
 #[test]
 fn tokens_with_line_breaks_behind_them_are_found() {
     let tokenizer = tokenizer();
-    let last = |text: &str| *tokenizer.encode(text).unwrap().last().unwrap();
+    let last = |text: &str| *tokenizer.encode(text).last().unwrap();
     let found = |text: &str| -> Vec<String> {
         let ids = tokenizer.with_line_breaks(last(text));
         ids.map(|id| String::from_utf8(tokenizer.bytes(id).to_vec()).unwrap())
@@ -892,4 +900,120 @@ fn tokenizers_that_do_not_fit_are_refused_by_name() {
         &|k, w| k == "tokenizer.ggml.eos_token_id" && w.set(k, 2048u32).is_ok(),
         "a token below 2048",
     );
+}
+
+/// The small model with one key and one tensor taken away, and what `change` adds.
+fn replaced(key: &str, tensor: &str, change: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let gguf = Gguf::from_bytes("nano", nano::PQ2_0).unwrap();
+    let mut writer = Writer::new();
+    for value in gguf.keys().filter(|v| v.key() != key) {
+        writer.copy(&value).unwrap();
+    }
+    let kept: Vec<_> = gguf.tensors().iter().filter(|t| t.name != tensor).collect();
+    for t in &kept {
+        writer.tensor(&t.name, &t.dims, t.format).unwrap();
+    }
+    change(&mut writer);
+    let header = writer.describe("altered").unwrap();
+    let mut bytes = vec![];
+    let data = |i: usize, out: &mut dyn std::io::Write| match kept.get(i) {
+        Some(t) => Ok(out.write_all(gguf.data(t))?),
+        None => Ok(out.write_all(&vec![0; header.tensors()[i].bytes as usize])?),
+    };
+    writer.write_to(&mut bytes, data).unwrap();
+    bytes
+}
+
+/// Every key and tensor in turn, taken away or made wrong: what passes the check loads and runs, and what does not is refused in
+/// the same words.
+#[test]
+fn one_place_decides_whether_a_file_runs() {
+    let pool = Pool::new(1).unwrap();
+    let (mut passed, mut refused) = (0, 0);
+    let mut try_out = |what: &str, bytes: &[u8]| {
+        let Ok(gguf) = Gguf::from_bytes("altered", bytes) else {
+            return; // refused before anything is asked
+        };
+        let checked = Model::check(&gguf).map_err(|e| format!("{e:#}"));
+        let loaded = Model::load(&gguf, &gguf, &Options::default(), &pool);
+        match (checked, loaded) {
+            (Ok(tokenizer), Ok(model)) => {
+                passed += 1;
+                assert_eq!(tokenizer.len(), model.vocabulary());
+                let mut session = Session::new(&model, &pool, size(8, 4)).unwrap();
+                session.advance(&[1, 2, 3, 4, 5]).unwrap();
+                let _ = session.last_logits(); // finite or not
+            }
+            (Err(line), loaded) => {
+                refused += 1;
+                assert!(
+                    line.starts_with("altered: ") && !line.contains('\n'),
+                    "{line}"
+                );
+                match loaded {
+                    Err(error) => assert_eq!(format!("{error:#}"), line, "{what}"),
+                    Ok(_) => assert!(line.contains("tokenizer.ggml."), "{what}: {line}"),
+                }
+            }
+            (Ok(_), Err(error)) => panic!("{what}: passed, and then: {error:#}"),
+        }
+    };
+    let gguf = Gguf::from_bytes("nano", nano::PQ2_0).unwrap();
+    for key in gguf.keys().map(|v| v.key()) {
+        try_out(key, &replaced(key, "", |_| {}));
+        for n in [0u32, 1, 2, 3, 4, 16, 24, 64, 1 << 24, u32::MAX] {
+            try_out(
+                &format!("{key} = {n}"),
+                &replaced(key, "", |w| w.set(key, n).unwrap_or_default()),
+            );
+        }
+        try_out(
+            key,
+            &replaced(key, "", |w| w.set(key, -1i32).unwrap_or_default()),
+        );
+        for x in [0.0, 0.5, 1.0, f32::NAN] {
+            try_out(
+                &format!("{key} = {x}"),
+                &replaced(key, "", |w| w.set(key, x).unwrap_or_default()),
+            );
+        }
+        try_out(
+            key,
+            &replaced(key, "", |w| w.set_str(key, "x").unwrap_or_default()),
+        );
+        try_out(
+            key,
+            &replaced(key, "", |w| {
+                w.set_strs(key, &["x", "blk.0.ffn_up.weight"])
+                    .unwrap_or_default()
+            }),
+        );
+        try_out(
+            key,
+            &replaced(key, "", |w| {
+                w.set_array(key, &[0u32, 256]).unwrap_or_default()
+            }),
+        );
+    }
+    for t in gguf.tensors() {
+        try_out(&t.name, &replaced("", &t.name, |_| {}));
+        let (cols, rows) = (t.cols(), t.rows());
+        for dims in [
+            vec![rows, cols],
+            vec![cols, rows + 1],
+            vec![2 * cols, rows],
+            vec![cols, rows, 1],
+            vec![cols, 1, rows],
+            vec![cols * rows],
+            vec![256],
+        ] {
+            let add = |w: &mut Writer| w.tensor(&t.name, &dims, t.format).unwrap_or_default();
+            try_out(&format!("{} {dims:?}", t.name), &replaced("", &t.name, add));
+        }
+        for format in Format::ALL {
+            let add = |w: &mut Writer| w.tensor(&t.name, &t.dims, format).unwrap_or_default();
+            try_out(&format!("{} {format}", t.name), &replaced("", &t.name, add));
+        }
+    }
+    assert!(passed > 100 && refused > 500, "{passed} {refused}");
 }

@@ -6,13 +6,14 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use anyhow::{Result, anyhow, bail, ensure};
-use fancy_regex::{Regex, RegexBuilder};
+use anyhow::{Context, Result, ensure};
+use regex::Regex;
 
 use super::gguf::Gguf;
 
-/// The pattern of the `qwen35` pre-tokenizer.
-const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The pattern of the `qwen35` pre-tokenizer, at the start of a text and without the one branch that looks ahead, `\s+(?!\S)` before
+/// the last: [`split`] does its work, so that an automaton takes one step a character, however long a run of spaces is.
+const QWEN35: &str = r"\A(?:(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+)";
 
 /// Token types of GGUF: 3 is control, 4 is defined by a user; both are matched whole.
 const CONTROL: u32 = 3;
@@ -170,8 +171,11 @@ impl Tokenizer {
             tokens,
             bytes,
             merges,
-            pattern: compile(QWEN35)?,
-            whole: whole_pattern(&whole_ids)?,
+            pattern: Regex::new(QWEN35)?,
+            whole: whole_pattern(&whole_ids).with_context(|| {
+                let found = format!("{} control and user-defined", whole_ids.len());
+                list.unexpected(&found, "fewer").to_string()
+            })?,
             whole_ids,
             end,
             bos,
@@ -205,34 +209,24 @@ impl Tokenizer {
 
     /// The ids of a text; names of control tokens in it become these tokens. The token that starts a text comes first where the file
     /// asks for one.
-    ///
-    /// # Errors
-    /// If the splitting pattern fails on the text.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+    pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids: Vec<u32> = self.bos.into_iter().collect();
-        let mut rest = text;
-        if let Some(whole) = &self.whole {
-            while let Some(found) = whole.find(rest).map_err(failed)? {
-                self.encode_plain(&rest[..found.start()], &mut ids)?;
-                ids.push(self.whole_ids[found.as_str().as_bytes()]);
-                rest = &rest[found.end()..];
-            }
+        let mut end = 0;
+        for found in self.whole.iter().flat_map(|whole| whole.find_iter(text)) {
+            self.encode_plain(&text[end..found.start()], &mut ids);
+            ids.push(self.whole_ids[found.as_str().as_bytes()]);
+            end = found.end();
         }
-        self.encode_plain(rest, &mut ids)?;
-        Ok(ids)
+        self.encode_plain(&text[end..], &mut ids);
+        ids
     }
 
-    fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
-        let mut end = 0;
-        for piece in self.pattern.find_iter(text) {
-            let piece = piece.map_err(failed)?;
-            // The pattern covers every character; should it not, what it leaves out is a piece too.
-            self.merge(&text.as_bytes()[end..piece.start()], ids);
-            self.merge(piece.as_str().as_bytes(), ids);
-            end = piece.end();
+    fn encode_plain(&self, mut text: &str, ids: &mut Vec<u32>) {
+        while !text.is_empty() {
+            let (piece, rest) = text.split_at(split(&self.pattern, text));
+            self.merge(piece.as_bytes(), ids);
+            text = rest;
         }
-        self.merge(&text.as_bytes()[end..], ids);
-        Ok(())
     }
 
     /// Merges the bytes of a piece by rank, of equal ranks the leftmost first, in n log n.
@@ -296,18 +290,18 @@ impl Tokenizer {
     }
 }
 
-fn failed(error: fancy_regex::Error) -> anyhow::Error {
-    anyhow!("tokenizer: the splitting pattern failed: {error}")
-}
-
-fn compile(pattern: &str) -> Result<Regex> {
-    // A text may hold long runs of spaces: give the pattern all the steps it takes.
-    match RegexBuilder::new(pattern)
-        .backtrack_limit(usize::MAX)
-        .build()
-    {
-        Ok(regex) => Ok(regex),
-        Err(error) => bail!("tokenizer: cannot compile the pattern {pattern}: {error}"),
+/// Where the first piece of a text ends.
+fn split(pattern: &Regex, text: &str) -> usize {
+    // Every character has a branch.
+    let end = pattern.find(text).map_or(text.len(), |piece| piece.end());
+    // Only the last branch ends in a space that breaks no line. Its last space belongs to the word behind it, unless it is the only one.
+    match text[..end].char_indices().next_back() {
+        Some((last, c))
+            if last > 0 && end < text.len() && c.is_whitespace() && !matches!(c, '\r' | '\n') =>
+        {
+            last
+        }
+        _ => end,
     }
 }
 
@@ -321,8 +315,8 @@ fn whole_pattern(ids: &HashMap<Vec<u8>, u32>) -> Result<Option<Regex>> {
     if names.is_empty() {
         return Ok(None);
     }
-    let names: Vec<_> = names.into_iter().map(fancy_regex::escape).collect();
-    compile(&names.join("|")).map(Some)
+    let names: Vec<_> = names.into_iter().map(regex::escape).collect();
+    Ok(Some(Regex::new(&names.join("|"))?))
 }
 
 /// Turns a stream of tokens into text without splitting a character.
@@ -374,5 +368,43 @@ impl Detokenizer {
         let text = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use fancy_regex::Regex as Reference;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The pattern as it is published.
+    const PUBLISHED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+    fn pieces<'t>(pattern: &Regex, mut text: &'t str) -> Vec<&'t str> {
+        let mut pieces = vec![];
+        while !text.is_empty() {
+            let (piece, rest) = text.split_at(split(pattern, text));
+            pieces.push(piece);
+            text = rest;
+        }
+        pieces
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn pieces_are_those_of_the_published_pattern(
+            // Of each class of characters in it, several times each; and any others.
+            text in r"([ \t\u{a0}\u{2028}\u{3000}]{0,4}|[\r\n]|'(?i:s|\u{17f}|t|re|ve|m|ll|d|x)|[a-zé日\u{301}]{1,3}|[0-9\u{b2}]|[.:=🙂\u{0}]|\PC|.){0,24}"
+        ) {
+            static PATTERNS: LazyLock<(Regex, Reference)> =
+                LazyLock::new(|| (Regex::new(QWEN35).unwrap(), Reference::new(PUBLISHED).unwrap()));
+            let (pattern, reference) = &*PATTERNS;
+            let expected: Vec<&str> = reference.find_iter(&text).map(|m| m.unwrap().as_str()).collect();
+            prop_assert_eq!(pieces(pattern, &text), expected);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The same model in another format: ternary packings exactly, or dense with the rotation folded
 //! back, so that runtimes that know nothing of it compute the same function.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,6 +10,7 @@ use half::f16;
 use super::rotation::Rotation;
 use super::{Gguf, Tensor, Writer};
 use crate::formats::{BlockQ4_0, BlockQ8_0, Format};
+use crate::runtime::hyper::ARCHITECTURE;
 
 const FILE_TYPE_KEY: &str = "general.file_type";
 /// Weights that are converted at a time.
@@ -88,26 +89,32 @@ pub fn convert(
         }
         _ => None,
     };
-    writer
-        .write(output, |i, out| {
-            let t = &input.tensors()[i];
-            let data = input.data(t);
-            if !changes(t) {
-                out.write_all(data)?;
-            } else if dense {
-                let fold = rotation.filter(|r| r.stores(&t.name)).map(|rotation| Fold {
-                    block: rotation.block,
-                    signs: rotation.signs(t.cols()),
-                    heads: heads.filter(|_| rotation.groups_heads(&t.name)),
-                });
-                to_dense(t, data, fold.as_ref(), to, out)?;
-            } else {
-                repack(t.format, data, to, out)?;
-            }
-            progress(t.bytes);
-            Ok(())
-        })
-        .with_context(|| format!("{file} to {to}"))
+    // Whether it is the input that stops the conversion, rather than what is written.
+    let mut refused = false;
+    let written = writer.write(output, |i, out| {
+        let t = &input.tensors()[i];
+        let data = input.data(t);
+        let done = if !changes(t) {
+            out.write_all(data).map_err(Into::into)
+        } else if dense {
+            let fold = rotation.filter(|r| r.stores(&t.name)).map(|rotation| Fold {
+                block: rotation.block,
+                signs: rotation.signs(t.cols()),
+                heads: heads.filter(|_| rotation.groups_heads(&t.name)),
+            });
+            to_dense(t, data, fold.as_ref(), to, out)
+        } else {
+            repack(t.format, data, to, out)
+        };
+        refused = done.as_ref().is_err_and(|error| !error.is::<io::Error>());
+        progress(t.bytes);
+        done
+    });
+    if refused {
+        written.with_context(|| format!("{file} to {to}"))
+    } else {
+        written
+    }
 }
 
 /// Codes and scales from one ternary format to another, unchanged.
@@ -168,7 +175,7 @@ struct Heads {
 
 impl Heads {
     fn read(gguf: &Gguf) -> Result<Self> {
-        let name = |key: &str| format!("{}.ssm.{key}", super::Memory::ARCHITECTURE);
+        let name = |key: &str| format!("{}.ssm.{key}", ARCHITECTURE);
         let (key, value) = (
             gguf.usize(&name("group_count"))?,
             gguf.usize(&name("time_step_rank"))?,

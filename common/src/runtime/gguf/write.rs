@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::value::{Kind, Scalar, Value};
 use super::{
@@ -222,6 +222,15 @@ impl Writer {
         data: impl FnMut(usize, &mut dyn Write) -> Result<()>,
     ) -> Result<()> {
         let shown = path.display();
+        // A rename would replace a link: what it leads to is meant.
+        let target;
+        let path = if path.is_symlink() {
+            target = std::fs::canonicalize(path)
+                .with_context(|| format!("{shown}: cannot follow the link"))?;
+            &target
+        } else {
+            path
+        };
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
@@ -255,7 +264,8 @@ impl Writer {
             .with_context(|| format!("{shown}: cannot write"))?;
         let temporary = out
             .into_inner()
-            .map_err(|error| anyhow!("{shown}: cannot write: {}", error.error()))?;
+            .map_err(|error| error.into_error())
+            .with_context(|| format!("{shown}: cannot write"))?;
         let synced = temporary.as_file().sync_all();
         synced.with_context(|| format!("{shown}: cannot write"))?;
         temporary
