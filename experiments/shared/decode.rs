@@ -330,10 +330,10 @@ pub fn same_bits(
     ensure!(x.tokens() > 0, "no tokens");
     let mut expected: Option<Vec<u32>> = None;
     let mut same = true;
-    for kernel in kernels::available().filter(|k| k.layout().source() == format) {
+    for kernel in kernels::available().filter(|k| k.takes(format, cols)) {
         let mut bytes = stock.to_vec();
-        kernel.layout().repack_in_place(&mut bytes, rows, cols)?;
-        let w = MatrixRef::new(kernel.layout(), rows, cols, &bytes)?;
+        let bytes = kernel.layout().repack_in_place(&mut bytes, rows, cols)?;
+        let w = MatrixRef::new(kernel.layout(), rows, cols, bytes)?;
         let mut out = vec![0.0; rows * x.tokens()];
         kernel.multiply(&w, x, &mut out)?;
         let found = bits(&out);

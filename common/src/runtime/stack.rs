@@ -100,13 +100,12 @@ impl Stack {
         copies: usize,
     ) -> Result<Self> {
         ensure!(copies > 0, "{}: no copies to measure", kernel.name());
-        let mut first = AlignedBuf::copy_of(stock)?;
-        kernel.layout().repack_in_place(&mut first, rows, cols)?;
-        MatrixRef::new(kernel.layout(), rows, cols, &first)?;
-        let mut all = vec![first];
+        let mut stock = AlignedBuf::copy_of(stock)?;
+        let first = kernel.layout().repack_in_place(&mut stock, rows, cols)?;
+        MatrixRef::new(kernel.layout(), rows, cols, first)?;
+        let mut all = vec![];
         while all.len() < copies {
-            let copy = AlignedBuf::copy_of(&all[0])?;
-            all.push(copy);
+            all.push(AlignedBuf::copy_of(first)?);
         }
         Ok(Stack {
             kernel,
