@@ -65,7 +65,10 @@ impl At {
 
     /// The name of a kernel's run on it, in the times of a race.
     pub fn run(&self, kernel: &Kernel) -> String {
-        format!("{} from {}", kernel.name(), self.from)
+        let At {
+            rows, cols, from, ..
+        } = self;
+        format!("{} {rows}x{cols} from {from}", kernel.name())
     }
 
     /// Whether each thread multiplies the matrix by itself: from cache, what threads can do there; a product that they share

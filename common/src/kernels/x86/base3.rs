@@ -16,8 +16,9 @@ pub struct Base3;
 /// Five groups of 128 weights a block, 128 bytes a row.
 pub struct Base3x5;
 
-/// Words of a row in a block of [`Base3x5`].
+/// Words of a row in a block of [`Base3x5`], and those that one step of its decode loop takes.
 const WORDS: usize = FIVE_BYTES / 4;
+const STEP: usize = 4;
 
 /// The tables of the 16-row code, by the low six bits of a byte: four slots where the byte is below 192, four slots and the fifth weight
 /// (in slot 3) where it is not.
@@ -154,16 +155,19 @@ unsafe impl Codes<Avx512> for Base3x5 {
         y: *const i8,
         mut acc: [Self::Acc; T],
     ) -> [Self::Acc; T] {
-        for c in 0..WORDS {
-            let codes = codes.add(64 * c);
-            prefetch_word::<Avx512>(codes, c);
-            let (slots, fifth) = lookup(Avx512::load(codes).0);
-            let [u0, u1, u2, u3] = slots.mask();
-            let u = [u0, u1, u2, u3, Avx512(fifth)];
-            for (t, acc) in acc.iter_mut().enumerate() {
-                let y = y.add(4 * (c * T + t));
-                for g in 0..FIVE {
-                    acc[g] = Avx512::sum_dot(acc[g], u[g], Avx512::broadcast(y.add(128 * g * T)));
+        for step in 0..WORDS / STEP {
+            for c in step * STEP..(step + 1) * STEP {
+                let codes = codes.add(64 * c);
+                prefetch_word::<Avx512>(codes, c);
+                let (slots, fifth) = lookup(Avx512::load(codes).0);
+                let [u0, u1, u2, u3] = slots.mask();
+                let u = [u0, u1, u2, u3, Avx512(fifth)];
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    let y = y.add(4 * (c * T + t));
+                    for g in 0..FIVE {
+                        let y = Avx512::broadcast(y.add(128 * g * T));
+                        acc[g] = Avx512::sum_dot(acc[g], u[g], y);
+                    }
                 }
             }
         }
@@ -385,15 +389,17 @@ macro_rules! dot_product256 {
                 y: *const i8,
                 mut acc: [Self::Acc; T],
             ) -> [Self::Acc; T] {
-                for c in 0..WORDS {
-                    let codes = codes.add(32 * c);
-                    prefetch_word::<$lanes>(codes, c);
-                    let u = peel($lanes::load(codes).0);
-                    for (t, acc) in acc.iter_mut().enumerate() {
-                        let y = y.add(4 * (c * T + t));
-                        for g in 0..FIVE {
-                            let y = $lanes::broadcast(y.add(128 * g * T));
-                            acc[g] = $lanes::sum_dot(acc[g], $lanes(u[g]), y);
+                for step in 0..WORDS / STEP {
+                    for c in step * STEP..(step + 1) * STEP {
+                        let codes = codes.add(32 * c);
+                        prefetch_word::<$lanes>(codes, c);
+                        let u = peel($lanes::load(codes).0);
+                        for (t, acc) in acc.iter_mut().enumerate() {
+                            let y = y.add(4 * (c * T + t));
+                            for g in 0..FIVE {
+                                let y = $lanes::broadcast(y.add(128 * g * T));
+                                acc[g] = $lanes::sum_dot(acc[g], $lanes(u[g]), y);
+                            }
                         }
                     }
                 }
@@ -446,16 +452,19 @@ five256!(Avx2, REDUCED, {
         y: *const i8,
         mut acc: [Self::Acc; T],
     ) -> [Self::Acc; T] {
+        const HALF: usize = WORDS / STEP / 2;
         for half in 0..2 {
             let mut sums = [[_mm256_setzero_si256(); FIVE]; T];
-            for c in half * WORDS / 2..(half + 1) * WORDS / 2 {
-                let codes = codes.add(32 * c);
-                prefetch_word::<Avx2>(codes, c);
-                let u = reduced(Avx2::load(codes).0);
-                for (t, sums) in sums.iter_mut().enumerate() {
-                    let y = y.add(4 * (c * T + t));
-                    for g in 0..FIVE {
-                        sums[g] = dot16(sums[g], u[g], y.add(128 * g * T));
+            for step in half * HALF..(half + 1) * HALF {
+                for c in step * STEP..(step + 1) * STEP {
+                    let codes = codes.add(32 * c);
+                    prefetch_word::<Avx2>(codes, c);
+                    let u = reduced(Avx2::load(codes).0);
+                    for (t, sums) in sums.iter_mut().enumerate() {
+                        let y = y.add(4 * (c * T + t));
+                        for g in 0..FIVE {
+                            sums[g] = dot16(sums[g], u[g], y.add(128 * g * T));
+                        }
                     }
                 }
             }
