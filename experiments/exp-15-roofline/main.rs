@@ -12,13 +12,16 @@ use common::runtime::pool::Pool;
 use common::runtime::stack::{self, Stack};
 use shared::decode::{self, At, Raced, Wall};
 
-/// About half a second-level cache of 1 MB, so that arithmetic is all that counts.
-const CACHE: (usize, usize) = (512, 4096);
 const DRAM: (usize, usize) = (32768, 8192);
-/// The same for rows of a multiple of 640 weights, which `wide-row-b3x5` asks for: the width of the 27B.
-const CACHE_640: (usize, usize) = (512, 5120);
+/// About half a second-level cache of 1 MB, so that arithmetic is all that counts; rows of the same length, so that what a row costs
+/// beside its weights is the same.
+const CACHE: (usize, usize) = (256, 8192);
+/// Both for rows of a multiple of 640 weights, which `wide-row-b3x5` asks for: the width of the 27B.
 const DRAM_640: (usize, usize) = (49152, 5120);
+const CACHE_640: (usize, usize) = (512, 5120);
+/// Tokens of a prefill, and a shape that leaves room for them in that cache.
 const PREFILL: usize = 64;
+const PREFILL_CACHE: (usize, usize) = (512, 4096);
 
 fn main() -> ExitCode {
     lab::run("exp-15-roofline", &[], |exp| {
@@ -28,7 +31,7 @@ fn main() -> ExitCode {
             .collect();
         let kernels: Vec<_> = isas.into_iter().flat_map(layouts).collect();
         let base3 = decode::kernels_of(Format::Ptq1_0, &["wide-row-b3", "wide-row-b3x5"]);
-        let mut found = prefill(exp, &kernels, CACHE)?;
+        let mut found = prefill(exp, &kernels, PREFILL_CACHE)?;
         found.extend(prefill(exp, &base3, CACHE_640)?);
         winners(exp, "prefill", &found)?;
         let places = vec![
@@ -142,7 +145,7 @@ impl Place {
 }
 
 /// What each kernel does from cache and from DRAM, and what plain reads of memory do, in the same rounds; and the prediction beside
-/// it: the lesser of the rate from cache and of the wall over the bytes that a weight takes.
+/// it: the lesser of the rate from cache, and of what is read in the order of decode over the bytes that a weight takes.
 fn decode_rates(exp: &mut Experiment, mut places: Vec<Place>) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     for threads in exp.thread_curve() {
@@ -154,7 +157,7 @@ fn decode_rates(exp: &mut Experiment, mut places: Vec<Place>) -> Result<Vec<Foun
             }
             continue;
         }
-        let wall = Wall::new(&pool, exp)?;
+        let wall = Wall::new(&pool, exp)?.and_as_decode();
         let mut both: Vec<(&At, &mut [Stack])> = Vec::new();
         for place in &mut places {
             both.push((&place.near, &mut place.cached[..]));
@@ -218,10 +221,10 @@ fn predict(
         };
         let weights = stack.weights() as f64;
         let weights_read = wall.bytes() as f64 / stack.bytes() as f64 * weights;
-        let from_cache = near.products(threads) * cached.weights() as f64;
+        let from_cache = (near.products(threads) * cached.weights()) as f64;
         let limits = seconds(&near.run(kernel), from_cache)
             .into_iter()
-            .zip(seconds("read", weights_read));
+            .zip(seconds("read-as-decode", weights_read));
         let limits: Vec<f64> = limits.map(|(a, b)| a.max(b)).collect();
         let predicted: Vec<f64> = limits.iter().map(|s| 1e-9 / s).collect();
         let shares = limits.iter().zip(seconds(&far.run(kernel), weights));

@@ -12,6 +12,7 @@ mod wide;
 
 use std::ops::Range;
 
+use super::read::{FAR, NEAR};
 use super::{Group, Isa, Kernel, MatrixRef, Out, TilesFn};
 use crate::formats::{Format, Layout, TileRows};
 
@@ -53,11 +54,6 @@ macro_rules! instances {
     )*};
 }
 use instances;
-
-/// How far ahead of the dot products decode asks for codes, in bytes: into the second-level cache, which has room for many
-/// requests to memory at once, then into the first. Measured from DRAM against one distance and against streaming hints.
-const FAR: usize = 16 << 10;
-const NEAR: usize = 4 << 10;
 
 /// Asks for the cache lines `far` and `near` bytes after `p`, wherever that is.
 #[inline(always)]

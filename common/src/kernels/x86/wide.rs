@@ -236,9 +236,9 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
         let mut u = [const { MaybeUninit::<[V; R]>::uninit() }; MOST / 4];
         let mut d = [std::ptr::null(); R];
         for block in 0..w.cols / (C::GROUP * C::GROUPS) {
-            for r in 0..R {
+            for (r, d) in d.iter_mut().enumerate() {
                 let (codes, scales) = block_of::<V, C>(w, tile + r, block);
-                d[r] = scales;
+                *d = scales;
                 for line in (0..C::BYTES).step_by(64) {
                     prefetch(codes.wrapping_add(line), FAR, NEAR);
                 }
