@@ -302,16 +302,20 @@ impl<'a> Loader<'a> {
         let kernel = match self.choice.kernel_of(format, cols) {
             Ok(kernel) => {
                 self.chosen = true;
+                self.kernels.insert(format, kernel);
                 kernel
             }
-            Err(_) => self.choice.kernel_or_below(format, cols)?,
+            Err(_) => {
+                let kernel = self.choice.kernel_or_below(format, cols)?;
+                self.kernels.entry(format).or_insert(kernel);
+                kernel
+            }
         };
         ensure!(
             !self.mapped || kernel.layout() == Layout::Stock(format),
             "a mapped file cannot be repacked to {}, expected --kernel stock",
             kernel.layout().name()
         );
-        self.kernels.insert(format, kernel);
         Ok(kernel)
     }
 
@@ -575,7 +579,7 @@ impl Model {
         self.vocabulary
     }
 
-    /// The kernel of each format among its matrices.
+    /// The kernel of each format among its matrices: where rows of some widths take another, the one that was asked for.
     pub fn kernels(&self) -> impl Iterator<Item = (Format, &'static Kernel)> {
         self.kernels.iter().map(|(&f, &k)| (f, k))
     }
