@@ -80,7 +80,8 @@ fn run(exp: &mut Experiment) -> Result<()> {
 /// Runs the oracle on every kernel; returns the row that says whether the kernels of the best set are exact.
 fn judge(exp: &mut Experiment, name: &str, cases: &[oracle::Case]) -> Result<Option<(Key, bool)>> {
     exp.progress(format!("oracle, {} cases: {name}", cases.len()));
-    let outcomes = oracle::run(kernels::available(), cases)?;
+    let fits = |k: &&Kernel| oracle::fits(k, cases);
+    let outcomes = oracle::run(kernels::available().filter(fits), cases)?;
     let mut best = None;
     for isa in Isa::ALL {
         let of_isa: Vec<_> = outcomes.iter().filter(|o| o.kernel.isa() == isa).collect();

@@ -9,13 +9,19 @@ use common::formats::Format;
 use common::kernels::{Form, Isa, Kernel};
 use common::lab::{self, Experiment, Metric, Row, Stat};
 use common::runtime::pool::Pool;
-use common::runtime::stack;
-use shared::decode::{self, At, Wall};
+use common::runtime::stack::{self, Stack};
+use shared::decode::{self, At, Raced, Wall};
 
-/// About half a second-level cache of 1 MB, so that arithmetic is all that counts.
-const CACHE: (usize, usize) = (512, 4096);
 const DRAM: (usize, usize) = (32768, 8192);
+/// About half a second-level cache of 1 MB, so that arithmetic is all that counts; rows of the same length, so that what a row costs
+/// beside its weights is the same.
+const CACHE: (usize, usize) = (256, 8192);
+/// Both for rows of a multiple of 640 weights, which `wide-row-b3x5` asks for: the width of the 27B.
+const DRAM_640: (usize, usize) = (49152, 5120);
+const CACHE_640: (usize, usize) = (512, 5120);
+/// Tokens of a prefill, and a shape that leaves room for them in that cache.
 const PREFILL: usize = 64;
+const PREFILL_CACHE: (usize, usize) = (512, 4096);
 
 fn main() -> ExitCode {
     lab::run("exp-15-roofline", &[], |exp| {
@@ -24,10 +30,16 @@ fn main() -> ExitCode {
             .filter(|i| *i != Isa::Scalar && i.available())
             .collect();
         let kernels: Vec<_> = isas.into_iter().flat_map(layouts).collect();
-        let prefill = prefill(exp, &kernels)?;
-        winners(exp, "prefill", &prefill)?;
-        let decode = decode_rates(exp, &kernels)?;
-        winners(exp, "decode", &decode)
+        let base3 = decode::kernels_of(Format::Ptq1_0, &["wide-row-b3", "wide-row-b3x5"]);
+        let mut found = prefill(exp, &kernels, PREFILL_CACHE)?;
+        found.extend(prefill(exp, &base3, CACHE_640)?);
+        winners(exp, "prefill", &found)?;
+        let places = vec![
+            Place::new(exp, &kernels, CACHE, DRAM)?,
+            Place::new(exp, &base3, CACHE_640, DRAM_640)?,
+        ];
+        let found = decode_rates(exp, places)?;
+        winners(exp, "decode", &found)
     })
 }
 
@@ -43,9 +55,12 @@ fn layouts(isa: Isa) -> Vec<&'static Kernel> {
 }
 
 /// GMAC/s of each kernel on 64 tokens.
-fn prefill(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Found>> {
+fn prefill(
+    exp: &mut Experiment,
+    kernels: &[&'static Kernel],
+    (rows, cols): (usize, usize),
+) -> Result<Vec<Found>> {
     let mut found = Vec::new();
-    let (rows, cols) = CACHE;
     let at = At::new(rows, cols, "cache");
     let x = stack::random_activations(Form::Q8K, cols, PREFILL, exp.flags().seed)?;
     let mut stacks = decode::stacks(exp, kernels, &at)?;
@@ -94,90 +109,146 @@ struct Found {
 /// The share of plain reads from which on a layout counts as at the wall, in %.
 const AT_WALL: f64 = 90.0;
 
+/// Matrices of one width for each of some kernels, in cache and in DRAM. A quick run stays in cache.
+struct Place {
+    near: At,
+    far: At,
+    cached: Vec<Stack>,
+    stacks: Vec<Stack>,
+    /// The threads with which each kernel meets the wall.
+    meets: Vec<Option<usize>>,
+}
+
+impl Place {
+    fn new(
+        exp: &mut Experiment,
+        kernels: &[&'static Kernel],
+        near: (usize, usize),
+        far: (usize, usize),
+    ) -> Result<Place> {
+        let near = At::new(near.0, near.1, "cache");
+        let far = At::new(far.0, far.1, "dram");
+        let cached = decode::stacks(exp, kernels, &near)?;
+        let stacks = if exp.quick() {
+            vec![]
+        } else {
+            decode::stacks(exp, kernels, &far)?
+        };
+        Ok(Place {
+            near,
+            far,
+            cached,
+            meets: vec![None; stacks.len()],
+            stacks,
+        })
+    }
+}
+
 /// What each kernel does from cache and from DRAM, and what plain reads of memory do, in the same rounds; and the prediction beside
-/// it: the lesser of the rate from cache and of the wall over the bytes that a weight takes. A quick run stays in cache.
-fn decode_rates(exp: &mut Experiment, kernels: &[&'static Kernel]) -> Result<Vec<Found>> {
+/// it: the lesser of the rate from cache, and of what is read in the order of decode over the bytes that a weight takes.
+fn decode_rates(exp: &mut Experiment, mut places: Vec<Place>) -> Result<Vec<Found>> {
     let mut found = Vec::new();
-    let near = At::new(CACHE.0, CACHE.1, "cache");
-    let far = At::new(DRAM.0, DRAM.1, "dram");
-    let mut cached = decode::stacks(exp, kernels, &near)?;
-    let mut stacks = if exp.quick() {
-        vec![]
-    } else {
-        decode::stacks(exp, kernels, &far)?
-    };
-    let mut meets = vec![None; stacks.len()];
     for threads in exp.thread_curve() {
         let pool = Pool::new(threads)?;
         if exp.quick() {
-            decode::race(exp, &pool, &mut cached, None, &near, &|_, _| vec![])?;
+            for place in &mut places {
+                let Place { near, cached, .. } = place;
+                decode::race(exp, &pool, cached, None, near, &|_, _| vec![])?;
+            }
             continue;
         }
-        let wall = Wall::new(&pool, exp)?;
-        let both = &mut [(&near, &mut cached[..]), (&far, &mut stacks[..])];
-        let raced = decode::race_together(exp, &pool, both, Some(&wall), &|_, _| vec![])?;
-        let found_at = stacks.iter().zip(&cached).zip(&raced.shares);
-        for (((stack, cached), (share, _)), meets) in found_at.zip(&mut meets) {
-            let kernel = stack.kernel();
-            let (variant, isa) = decode::names(kernel);
-            if *share >= AT_WALL {
-                meets.get_or_insert(threads);
-            }
-            // Round by round, so that a machine that drifts moves both sides: seconds a weight of arithmetic, and of reading it.
-            let seconds = |name: &str, units: f64| {
-                let seconds = raced.times[name].seconds.iter();
-                seconds.map(|s| s / units).collect::<Vec<_>>()
-            };
-            let weights = stack.weights() as f64;
-            let weights_read = wall.bytes() as f64 / stack.bytes() as f64 * weights;
-            let from_cache = near.products(threads) * cached.weights() as f64;
-            let limits = seconds(&near.run(kernel), from_cache)
-                .into_iter()
-                .zip(seconds("read", weights_read));
-            let limits: Vec<f64> = limits.map(|(a, b)| a.max(b)).collect();
-            let predicted: Vec<f64> = limits.iter().map(|s| 1e-9 / s).collect();
-            let shares = limits.iter().zip(seconds(&far.run(kernel), weights));
-            let shares: Vec<f64> = shares.map(|(limit, s)| 100.0 * limit / s).collect();
-            let row = |metric, stat: Stat, from| {
-                let row = Row::new(variant, isa).threads(threads).params([
-                    ("rows", far.rows),
-                    ("cols", far.cols),
-                    ("batch", 1),
-                ]);
-                row.metric(metric, stat).param("from", from)
-            };
-            exp.row(row(Metric::WeightsPerS, Stat::of(&predicted), "predicted"))?;
-            exp.row(row(Metric::Share, Stat::of(&shares), "dram").baseline("predicted"))?;
-            let rate = raced
-                .times
-                .rate(&far.run(kernel), Metric::WeightsPerS, weights);
-            found.push(Found {
-                row: far
-                    .row(variant, isa, threads)
-                    .metric(Metric::WeightsPerS, rate),
-                threads,
-                rate: rate.median,
-            });
+        let wall = Wall::new(&pool, exp)?.and_as_decode();
+        let mut both: Vec<(&At, &mut [Stack])> = Vec::new();
+        for place in &mut places {
+            both.push((&place.near, &mut place.cached[..]));
+            both.push((&place.far, &mut place.stacks[..]));
         }
-        let of_layout = |name: &'static str| {
-            let kernels = kernels.iter().copied();
-            kernels.filter(move |k| k.layout().name() == name)
-        };
-        for base3 in of_layout("wide-row-b3") {
-            let two_bit = of_layout("wide-row").find(|k| k.isa() == base3.isa());
-            if let Some(two_bit) = two_bit {
-                decode::faster(exp, &raced, &far, (base3, two_bit), threads, &[])?;
+        let raced = decode::race_together(exp, &pool, &mut both, Some(&wall), &|_, _| vec![])?;
+        let mut shares = raced.shares.iter().map(|(share, _)| *share);
+        for place in &mut places {
+            for meets in &mut place.meets {
+                if shares.next().is_some_and(|share| share >= AT_WALL) {
+                    meets.get_or_insert(threads);
+                }
+            }
+            found.extend(predict(exp, &raced, &wall, place, threads)?);
+            for (faster, than) in [
+                ("wide-row-b3", "wide-row"),
+                ("wide-row-b3x5", "wide-row-b3"),
+            ] {
+                let of_layout = |name: &'static str| {
+                    let kernels = place.stacks.iter().map(Stack::kernel);
+                    kernels.filter(move |k| k.layout().name() == name)
+                };
+                for kernel in of_layout(faster) {
+                    if let Some(than) = of_layout(than).find(|k| k.isa() == kernel.isa()) {
+                        decode::faster(exp, &raced, &place.far, (kernel, than), threads, &[])?;
+                    }
+                }
             }
         }
     }
-    for (stack, threads) in stacks.iter().zip(meets) {
-        if let Some(threads) = threads {
-            let (variant, isa) = decode::names(stack.kernel());
-            let row = far
-                .row(variant, isa, threads)
-                .param("of", "threads at the wall");
-            exp.row(row.exact(Metric::Count, threads))?;
+    for place in &places {
+        for (stack, threads) in place.stacks.iter().zip(&place.meets) {
+            if let Some(threads) = *threads {
+                let (variant, isa) = decode::names(stack.kernel());
+                let row = place.far.row(variant, isa, threads);
+                let row = row.param("of", "threads at the wall");
+                exp.row(row.exact(Metric::Count, threads))?;
+            }
         }
+    }
+    Ok(found)
+}
+
+/// The prediction for each kernel of a place, and the share of it that was measured.
+fn predict(
+    exp: &mut Experiment,
+    raced: &Raced,
+    wall: &Wall,
+    place: &Place,
+    threads: usize,
+) -> Result<Vec<Found>> {
+    let mut found = Vec::new();
+    let (near, far) = (&place.near, &place.far);
+    for (stack, cached) in place.stacks.iter().zip(&place.cached) {
+        let kernel = stack.kernel();
+        let (variant, isa) = decode::names(kernel);
+        // Round by round, so that a machine that drifts moves both sides: seconds a weight of arithmetic, and of reading it.
+        let seconds = |name: &str, units: f64| {
+            let seconds = raced.times[name].seconds.iter();
+            seconds.map(|s| s / units).collect::<Vec<_>>()
+        };
+        let weights = stack.weights() as f64;
+        let weights_read = wall.bytes() as f64 / stack.bytes() as f64 * weights;
+        let from_cache = (near.products(threads) * cached.weights()) as f64;
+        let limits = seconds(&near.run(kernel), from_cache)
+            .into_iter()
+            .zip(seconds("read-as-decode", weights_read));
+        let limits: Vec<f64> = limits.map(|(a, b)| a.max(b)).collect();
+        let predicted: Vec<f64> = limits.iter().map(|s| 1e-9 / s).collect();
+        let shares = limits.iter().zip(seconds(&far.run(kernel), weights));
+        let shares: Vec<f64> = shares.map(|(limit, s)| 100.0 * limit / s).collect();
+        let row = |metric, stat: Stat, from| {
+            let row = Row::new(variant, isa).threads(threads).params([
+                ("rows", far.rows),
+                ("cols", far.cols),
+                ("batch", 1),
+            ]);
+            row.metric(metric, stat).param("from", from)
+        };
+        exp.row(row(Metric::WeightsPerS, Stat::of(&predicted), "predicted"))?;
+        exp.row(row(Metric::Share, Stat::of(&shares), "dram").baseline("predicted"))?;
+        let rate = raced
+            .times
+            .rate(&far.run(kernel), Metric::WeightsPerS, weights);
+        found.push(Found {
+            row: far
+                .row(variant, isa, threads)
+                .metric(Metric::WeightsPerS, rate),
+            threads,
+            rate: rate.median,
+        });
     }
     Ok(found)
 }

@@ -64,22 +64,25 @@ impl At {
 
     /// The name of a kernel's run on it, in the times of a race.
     pub fn run(&self, kernel: &Kernel) -> String {
-        format!("{} from {}", kernel.name(), self.from)
+        let At {
+            rows, cols, from, ..
+        } = self;
+        format!("{} {rows}x{cols} from {from}", kernel.name())
     }
 
-    /// Whether each thread multiplies the matrix by itself: from cache, what threads can do there; a product that they share
+    /// Whether a product is one thread's: from cache, what threads can do there; a product that they share
     /// takes microseconds, and would tell how long they wait for each other.
     fn apart(&self) -> bool {
         self.from == "cache" && self.tensor.is_none()
     }
 
     /// Products of the matrix in one run of a race.
-    pub fn products(&self, threads: usize) -> f64 {
-        (if self.apart() {
+    pub fn products(&self, threads: usize) -> usize {
+        if self.apart() {
             threads * Stack::APART
         } else {
             1
-        }) as f64
+        }
     }
 
     /// A row with this place's parameters.
@@ -99,6 +102,8 @@ impl At {
 pub struct Wall {
     bytes: AlignedBuf,
     reader: Reader,
+    /// Whether the same bytes are also read as decode reads them.
+    as_decode: bool,
 }
 
 impl Wall {
@@ -109,7 +114,19 @@ impl Wall {
     pub fn new(pool: &Pool, exp: &Experiment) -> Result<Wall> {
         let bytes = bandwidth::buffer(pool, bandwidth::dram_set(exp.last_level_cache()) / 2)?;
         let (reader, _) = Reader::fastest(pool, &bytes, 2);
-        Ok(Wall { bytes, reader })
+        Ok(Wall {
+            bytes,
+            reader,
+            as_decode: false,
+        })
+    }
+
+    /// The same, and in races also the reading that decode does: its chunks, order and prefetches, without its arithmetic.
+    pub fn and_as_decode(self) -> Wall {
+        Wall {
+            as_decode: true,
+            ..self
+        }
     }
 
     /// Reads the buffer once.
@@ -125,7 +142,7 @@ impl Wall {
 
 /// What a race gave: its times, and the keys of the share rows.
 pub struct Raced {
-    /// By [`At::run`]; `read` is the wall.
+    /// By [`At::run`]; `read` is the wall, `read-as-decode` what [`Wall::and_as_decode`] adds.
     pub times: Times,
     /// The share of the wall that each stack's kernel reached, in the order of the stacks from DRAM; empty without a wall.
     pub shares: Vec<(f64, Key)>,
@@ -173,10 +190,10 @@ pub fn race_together(
             1,
             exp.flags().seed,
         )?);
-        // One output a thread and stack.
+        // One output a product and stack.
         let out = || Mutex::new(vec![0f32; at.rows]);
-        let of_stack = || (0..threads).map(|_| out()).collect::<Vec<_>>();
-        outs.push(stacks.iter().map(|_| of_stack()).collect::<Vec<_>>());
+        let of_stack = || (0..at.products(threads)).map(|_| out()).collect();
+        outs.push(stacks.iter().map(|_| of_stack()).collect::<Vec<Vec<_>>>());
     }
     let mut race = exp.race();
     for (((at, stacks), x), outs) in places.iter_mut().zip(&inputs).zip(&outs) {
@@ -196,19 +213,21 @@ pub fn race_together(
         race.add("read", || {
             std::hint::black_box(wall.reader.read(pool, &wall.bytes));
         });
+        if wall.as_decode {
+            race.add("read-as-decode", || {
+                std::hint::black_box(Reader::DECODE.read(pool, &wall.bytes));
+            });
+        }
     }
     let times = race.run()?;
     drop(race);
-    let same = |outs: Vec<Vec<Mutex<Vec<f32>>>>, used: usize| {
-        let outs = outs.into_iter().flat_map(|o| o.into_iter().take(used));
+    let same = |outs: Vec<Vec<Mutex<Vec<f32>>>>| {
+        let outs = outs.into_iter().flatten();
         let outs = outs.map(|o| bits(&o.into_inner().expect("no thread panicked")));
         let outs: Vec<_> = outs.collect();
         outs.windows(2).all(|o| o[0] == o[1])
     };
-    let used = places
-        .iter()
-        .map(|(at, _)| if at.apart() { threads } else { 1 });
-    let all = outs.into_iter().zip(used).all(|(o, used)| same(o, used));
+    let all = outs.into_iter().all(same);
     exp.must_hold("every kernel gives the same bits", all);
 
     let row = |at: &At, variant: &str, isa: &str, metric| {
@@ -221,7 +240,7 @@ pub fn race_together(
         for stack in &**stacks {
             let name = at.run(stack.kernel());
             let (variant, isa) = names(stack.kernel());
-            let times_all = at.products(threads);
+            let times_all = at.products(threads) as f64;
             let rates = [
                 (Metric::WeightsPerS, times_all * stack.weights() as f64),
                 (Metric::Bandwidth, times_all * stack.bytes() as f64),
@@ -242,8 +261,11 @@ pub fn race_together(
             }
         }
         if let Some(wall) = wall {
-            let rate = times.rate("read", Metric::Bandwidth, wall.bytes.len() as f64);
-            exp.row(row(at, "read", "", Metric::Bandwidth).metric(Metric::Bandwidth, rate))?;
+            let ways = ["read", "read-as-decode"];
+            for way in ways.into_iter().take(1 + usize::from(wall.as_decode)) {
+                let rate = times.rate(way, Metric::Bandwidth, wall.bytes.len() as f64);
+                exp.row(row(at, way, "", Metric::Bandwidth).metric(Metric::Bandwidth, rate))?;
+            }
         }
     }
     Ok(Raced { times, shares })
@@ -322,10 +344,10 @@ pub fn same_bits(
     ensure!(x.tokens() > 0, "no tokens");
     let mut expected: Option<Vec<u32>> = None;
     let mut same = true;
-    for kernel in kernels::available().filter(|k| k.layout().source() == format) {
+    for kernel in kernels::available().filter(|k| k.takes(format, cols)) {
         let mut bytes = stock.to_vec();
-        kernel.layout().repack_in_place(&mut bytes, rows, cols)?;
-        let w = MatrixRef::new(kernel.layout(), rows, cols, &bytes)?;
+        let bytes = kernel.layout().repack_in_place(&mut bytes, rows, cols)?;
+        let w = MatrixRef::new(kernel.layout(), rows, cols, bytes)?;
         let mut out = vec![0.0; rows * x.tokens()];
         kernel.multiply(&w, x, &mut out)?;
         let found = bits(&out);

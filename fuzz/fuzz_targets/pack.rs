@@ -21,7 +21,7 @@ struct Input {
 fuzz_target!(|input: Input| {
     let ternary: Vec<Format> = Format::ALL.into_iter().filter(|f| f.is_ternary()).collect();
     let format = ternary[input.format as usize % ternary.len()];
-    let (rows, blocks) = (input.rows as usize % 40 + 1, input.blocks as usize % 4 + 1);
+    let (rows, blocks) = (input.rows as usize % 40 + 1, input.blocks as usize % 11 + 1);
     let cols = blocks * format.block_weights();
 
     // What can be stored reads back; a code that cannot is refused.
@@ -59,8 +59,8 @@ fuzz_target!(|input: Input| {
             format.pack(&codes, &d, &mut there).unwrap();
         }
         let before = there.clone();
-        layout.repack_in_place(&mut there, rows, cols).unwrap();
-        let unpacked = layout.unpack(&there, rows, cols).unwrap();
+        let repacked = layout.repack_in_place(&mut there, rows, cols).unwrap();
+        let unpacked = layout.unpack(repacked, rows, cols).unwrap();
         if canonical {
             assert_eq!(unpacked.codes, codes, "{layout:?}");
         }

@@ -1,6 +1,6 @@
 //! How a whole matrix lies in memory: as the file stores it, or interleaved by rows for a kernel.
 //!
-//! A repacked matrix takes exactly the bytes of its source and is repacked in place. Rows past the
+//! A repacked matrix takes the bytes of its source, or fewer, and is repacked in place. Rows past the
 //! last full tile keep their stock blocks at the end: `[tiles][tail rows]`.
 //!
 //! The interleaved layouts are one family. Each moves four bytes of a row (16 weights) at a time
@@ -18,8 +18,9 @@
 //! | row-pair | 4 | 2 | 2 | none |
 //! | wide-row | 8 or 16 | all | 1 | 2 |
 //!
-//! 256 columns of 16 rows in PQ2_0 so are 16 cache lines of codes and one of scales. The base-3 wide-row layout shares tiles and tail
-//! and has units of one block, 7 lines; [`wide_b3`] has its codes.
+//! 256 columns of 16 rows in PQ2_0 so are 16 cache lines of codes and one of scales. The base-3 wide-row layouts share tiles and tail;
+//! [`wide_b3`] has their codes. One has units of one block, 7 lines, and the bytes of PTQ1_0; the other takes 1.4% fewer, for rows of a
+//! multiple of 640 weights.
 
 use anyhow::{Result, ensure};
 use half::f16;
@@ -56,6 +57,11 @@ pub enum Layout {
         /// Rows in a tile.
         rows: TileRows,
     },
+    /// As [`Layout::WideB3`], five groups of 128 weights together in 1.6 bits a code: rows are multiples of 640 weights.
+    WideB3x5 {
+        /// Rows in a tile.
+        rows: TileRows,
+    },
 }
 
 /// The parameters of an interleaved layout.
@@ -65,8 +71,28 @@ struct Tiling {
     interleave: usize,
     stride: usize,
     unit: Option<usize>,
+    /// Stock blocks of a row whose codes share bytes: a block of the tile.
+    groups: usize,
+    /// Bytes of a row's codes in a block of the tile.
+    code_bytes: usize,
     /// Base-3 codes, placed and coded by [`wide_b3`] instead.
     base3: Option<TileRows>,
+}
+
+/// Bytes that a matrix takes.
+struct Sizes {
+    /// A stock row.
+    stock_row: usize,
+    /// The matrix in the stock format.
+    stock: usize,
+    /// Full tiles, 0 of a stock layout.
+    tiles: usize,
+    /// The stock rows of a tile; 0 where there is none.
+    stock_tile: usize,
+    /// A tile.
+    tile: usize,
+    /// The matrix in the layout: tiles, then stock rows.
+    bytes: usize,
 }
 
 /// Blocks of a wide two-bit tile whose codes, then scales, stand together.
@@ -131,6 +157,7 @@ impl Layout {
             } => "wide-row-tq2_0",
             Layout::Wide2 { .. } => "wide-row",
             Layout::WideB3 { .. } => "wide-row-b3",
+            Layout::WideB3x5 { .. } => "wide-row-b3x5",
         }
     }
 
@@ -139,8 +166,25 @@ impl Layout {
         match self {
             Layout::Stock(format) | Layout::Wide2 { source: format, .. } => format,
             Layout::Slot16 | Layout::RowPair => Format::Pq2_0,
-            Layout::WideB3 { .. } => Format::Ptq1_0,
+            Layout::WideB3 { .. } | Layout::WideB3x5 { .. } => Format::Ptq1_0,
         }
+    }
+
+    /// The weights that a row is a multiple of.
+    pub const fn block_weights(self) -> usize {
+        let groups = match self {
+            Layout::WideB3x5 { .. } => wide_b3::FIVE,
+            _ => 1,
+        };
+        groups * self.source().block_weights()
+    }
+
+    /// Bytes of a matrix in this layout: those of its source, but in `wide-row-b3x5`.
+    ///
+    /// # Errors
+    /// A row that is no multiple of [`Layout::block_weights`], a matrix that is too large, a source that is not two-bit.
+    pub fn matrix_bytes(self, rows: usize, cols: usize) -> Result<usize> {
+        Ok(self.sizes(rows, cols)?.bytes)
     }
 
     /// Rows in a tile; 1 for a stock layout.
@@ -148,7 +192,9 @@ impl Layout {
         match self {
             Layout::Stock(_) => 1,
             Layout::Slot16 | Layout::RowPair => 4,
-            Layout::Wide2 { rows, .. } | Layout::WideB3 { rows } => rows as usize,
+            Layout::Wide2 { rows, .. } | Layout::WideB3 { rows } | Layout::WideB3x5 { rows } => {
+                rows as usize
+            }
         }
     }
 
@@ -160,77 +206,112 @@ impl Layout {
             Layout::RowPair => (2, 2, None),
             Layout::Wide2 { .. } => (rows, 1, Some(UNIT)),
             Layout::WideB3 { .. } => (rows, 1, Some(wide_b3::UNIT)),
+            Layout::WideB3x5 { .. } => (rows, 1, Some(wide_b3::FIVE_UNIT)),
         };
         let base3 = match self {
-            Layout::WideB3 { rows } => Some(rows),
+            Layout::WideB3 { rows } | Layout::WideB3x5 { rows } => Some(rows),
             _ => None,
+        };
+        let (groups, code_bytes) = match self {
+            Layout::WideB3x5 { .. } => (wide_b3::FIVE, wide_b3::FIVE_BYTES),
+            _ => (1, self.source().block_bytes() - 2),
         };
         Some(Tiling {
             rows,
             interleave,
             stride,
             unit,
+            groups,
+            code_bytes,
             base3,
         })
     }
 
-    /// Checks that `len` bytes are this matrix, and returns the bytes of a stock row.
-    fn check(self, len: usize, rows: usize, cols: usize) -> Result<usize> {
-        let source = self.source();
+    /// What a matrix of this shape takes.
+    fn sizes(self, rows: usize, cols: usize) -> Result<Sizes> {
+        let (name, source) = (self.name(), self.source());
         ensure!(
-            matches!(self, Layout::Stock(_) | Layout::WideB3 { .. })
-                || matches!(source, Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0),
-            "{}: made from a two-bit format, found {source}",
-            self.name()
+            matches!(
+                self,
+                Layout::Stock(_) | Layout::WideB3 { .. } | Layout::WideB3x5 { .. }
+            ) || matches!(source, Format::Q2_0 | Format::Pq2_0 | Format::Tq2_0),
+            "{name}: made from a two-bit format, found {source}"
         );
         ensure!(
             cols > 0,
-            "{}: rows of 0 weights, expected at least a block",
-            self.name()
+            "{name}: rows of 0 weights, expected at least a block"
         );
-        let expected = source.matrix_bytes(rows, cols)?;
+        let block = self.block_weights();
+        // A row that is no whole number of stock blocks is refused below, in the words of the format.
+        ensure!(
+            cols.is_multiple_of(block) || block == source.block_weights(),
+            "{name}: rows of {cols} weights, expected a multiple of {block}"
+        );
+        let stock_row = source.row_bytes(cols)?;
+        let stock = source.matrix_bytes(rows, cols)?;
+        let mut sizes = Sizes {
+            stock_row,
+            stock,
+            tiles: 0,
+            stock_tile: 0,
+            tile: 0,
+            bytes: stock,
+        };
+        // With a tile of rows, what it takes is no more than the matrix, whose bytes are a number.
+        if let Some(tiling) = self.tiling().filter(|t| rows >= t.rows) {
+            sizes.tiles = rows / tiling.rows;
+            sizes.stock_tile = tiling.rows * stock_row;
+            let block_bytes = tiling.code_bytes + 2 * tiling.groups;
+            sizes.tile = tiling.rows * (cols / block) * block_bytes;
+            sizes.bytes = sizes.tiles * sizes.tile + rows % tiling.rows * stock_row;
+        }
+        Ok(sizes)
+    }
+
+    /// Refuses `len` bytes where a matrix takes `expected`.
+    fn check(self, len: usize, expected: usize, rows: usize, cols: usize) -> Result<()> {
         ensure!(
             len == expected,
             "{}: {rows} rows of {cols} weights take {expected} bytes, found {len}",
             self.name()
         );
-        source.row_bytes(cols)
+        Ok(())
     }
 
     /// The tiles and the tail of a matrix in this layout.
     ///
     /// # Errors
-    /// A length that does not fit the shape.
+    /// A length that does not fit the shape, as of [`Layout::matrix_bytes`].
     pub fn parts(self, bytes: &[u8], rows: usize, cols: usize) -> Result<Parts<'_>> {
-        let row_bytes = self.check(bytes.len(), rows, cols)?;
-        let Some(tiling) = self.tiling() else {
-            return Ok(Parts {
-                tiles: 0,
-                codes: &[],
-                tail: bytes,
-            });
-        };
-        let tiles = rows / tiling.rows;
-        let (codes, tail) = bytes.split_at(tiles * tiling.rows * row_bytes);
-        Ok(Parts { tiles, codes, tail })
+        let sizes = self.sizes(rows, cols)?;
+        self.check(bytes.len(), sizes.bytes, rows, cols)?;
+        let (codes, tail) = bytes.split_at(sizes.tiles * sizes.tile);
+        Ok(Parts {
+            tiles: sizes.tiles,
+            codes,
+            tail,
+        })
     }
 
-    /// Turns stock bytes into this layout, in place. Takes a tile of temporary memory.
+    /// Turns stock bytes into this layout, in place, and returns the matrix: all of them, or the front where it takes fewer. Takes a
+    /// tile of temporary memory.
     ///
     /// # Errors
     /// A length that does not fit the shape, a source that is not two-bit.
-    pub fn repack_in_place(self, bytes: &mut [u8], rows: usize, cols: usize) -> Result<()> {
-        let row_bytes = self.check(bytes.len(), rows, cols)?;
+    pub fn repack_in_place(self, bytes: &mut [u8], rows: usize, cols: usize) -> Result<&mut [u8]> {
+        let sizes = self.sizes(rows, cols)?;
+        self.check(bytes.len(), sizes.stock, rows, cols)?;
         let Some(tiling) = self.tiling() else {
-            return Ok(());
+            return Ok(bytes);
         };
         let source = self.source();
-        let plan = Plan::new(source, tiling, rows, row_bytes);
-        let mut tile = vec![0; plan.tile_bytes];
+        let plan = Plan::new(source, tiling, &sizes);
+        let mut tile = vec![0; plan.stock_tile];
         for t in 0..plan.tiles {
-            let place = t * plan.tile_bytes..(t + 1) * plan.tile_bytes;
-            tile.copy_from_slice(&bytes[place.clone()]);
+            // A tile is no longer than its stock rows, so it ends before the next ones start.
+            tile.copy_from_slice(&bytes[t * plan.stock_tile..][..plan.stock_tile]);
             if tiling.unit.is_some() {
+                let place = t * plan.tile_bytes..(t + 1) * plan.tile_bytes;
                 self.wide_tiles(plan.blocks, &tile, &mut bytes[place]);
                 continue;
             }
@@ -240,18 +321,20 @@ impl Layout {
                 plan.put(qs, &at, bytes);
             }
         }
-        Ok(())
+        bytes.copy_within(plan.tiles * plan.stock_tile.., sizes.tiles * sizes.tile);
+        Ok(&mut bytes[..sizes.bytes])
     }
 
-    /// Repacks whole tiles from the stock rows in `stock` to `tiles`, as many bytes. What [`Layout::repack_in_place`] does, for rows
-    /// that are read a few at a time.
+    /// Repacks whole tiles from the stock rows in `stock` to `tiles`. What [`Layout::repack_in_place`] does, for rows that are read a few
+    /// at a time.
     ///
     /// # Errors
-    /// As there; stock rows that are no whole tiles; lengths that differ.
+    /// As there; stock rows that are no whole tiles; a place of another length than the tiles have.
     pub fn repack_tiles(self, cols: usize, stock: &[u8], tiles: &mut [u8]) -> Result<()> {
         let row_bytes = self.source().row_bytes(cols)?;
         let rows = stock.len().checked_div(row_bytes).unwrap_or(0);
-        self.check(stock.len(), rows, cols)?;
+        let sizes = self.sizes(rows, cols)?;
+        self.check(stock.len(), sizes.stock, rows, cols)?;
         let name = self.name();
         let height = self.tile_rows();
         ensure!(
@@ -259,48 +342,56 @@ impl Layout {
             "{name}: {rows} rows, expected whole tiles of {height}"
         );
         ensure!(
-            tiles.len() == stock.len(),
+            tiles.len() == sizes.bytes,
             "{name}: a place of {} bytes, expected {}",
             tiles.len(),
-            stock.len()
+            sizes.bytes
         );
         if self.tiling().is_some_and(|t| t.unit.is_some()) {
             self.wide_tiles(cols / self.source().block_weights(), stock, tiles);
             return Ok(());
         }
         tiles.copy_from_slice(stock);
-        self.repack_in_place(tiles, rows, cols)
+        self.repack_in_place(tiles, rows, cols)?;
+        Ok(())
     }
 
-    /// The tiles of a wide layout.
+    /// The tiles of a wide layout, of rows of `blocks` stock blocks.
     fn wide_tiles(self, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
         match self {
             Layout::Wide2 { source, rows } => repack::wide2(source, rows, blocks, stock, tiles),
             Layout::WideB3 { rows } => repack::wide_b3(rows, blocks, stock, tiles),
+            Layout::WideB3x5 { rows } => repack::wide_b3x5(rows, blocks, stock, tiles),
             _ => unreachable!("not a wide layout"),
         }
     }
 
-    /// The inverse of [`Layout::repack_in_place`].
+    /// The inverse of [`Layout::repack_in_place`]: `bytes` has the length of the stock matrix, with that of the layout in front.
     ///
     /// # Errors
     /// As there.
     pub fn restore_in_place(self, bytes: &mut [u8], rows: usize, cols: usize) -> Result<()> {
-        let row_bytes = self.check(bytes.len(), rows, cols)?;
+        let sizes = self.sizes(rows, cols)?;
+        self.check(bytes.len(), sizes.stock, rows, cols)?;
         let Some(tiling) = self.tiling() else {
             return Ok(());
         };
         let source = self.source();
-        let plan = Plan::new(source, tiling, rows, row_bytes);
-        let mut tile = vec![0; plan.tile_bytes];
-        for t in 0..plan.tiles {
+        let plan = Plan::new(source, tiling, &sizes);
+        bytes.copy_within(
+            plan.tiles * plan.tile_bytes..sizes.bytes,
+            plan.tiles * plan.stock_tile,
+        );
+        let mut tile = vec![0; plan.stock_tile];
+        // From the last: stock rows start no earlier than their tile.
+        for t in (0..plan.tiles).rev() {
             for at in plan.blocks_of(t) {
                 let block = &mut tile[at.stock..][..plan.block_bytes];
                 let (d, qs) = split_block_mut(source, block);
                 d.copy_from_slice(&bytes[at.scale..][..2]);
                 plan.get(source, bytes, &at, qs);
             }
-            bytes[t * plan.tile_bytes..][..plan.tile_bytes].copy_from_slice(&tile);
+            bytes[t * plan.stock_tile..][..plan.stock_tile].copy_from_slice(&tile);
         }
         Ok(())
     }
@@ -310,15 +401,19 @@ impl Layout {
     /// # Errors
     /// A length that does not fit the shape.
     pub fn reader(self, bytes: &[u8], rows: usize, cols: usize) -> Result<BlockReader<'_>> {
-        let row_bytes = self.check(bytes.len(), rows, cols)?;
+        let sizes = self.sizes(rows, cols)?;
+        self.check(bytes.len(), sizes.bytes, rows, cols)?;
         let source = self.source();
         let plan = self
             .tiling()
-            .map(|tiling| Plan::new(source, tiling, rows, row_bytes));
+            .map(|tiling| Plan::new(source, tiling, &sizes));
+        let tiled = sizes.tiles * self.tile_rows();
         Ok(BlockReader {
             source,
             bytes,
-            row_bytes,
+            row_bytes: sizes.stock_row,
+            tiled,
+            tail: sizes.tiles * sizes.tile,
             plan,
         })
     }
@@ -328,8 +423,10 @@ impl Layout {
     /// # Errors
     /// A length that does not fit the shape, a format that is not ternary.
     pub fn unpack(self, bytes: &[u8], rows: usize, cols: usize) -> Result<Unpacked> {
-        self.check(bytes.len(), rows, cols)?;
+        let sizes = self.sizes(rows, cols)?;
+        self.check(bytes.len(), sizes.bytes, rows, cols)?;
         let mut stock = bytes.to_vec();
+        stock.resize(sizes.stock, 0);
         self.restore_in_place(&mut stock, rows, cols)?;
         let source = self.source();
         let mut codes = vec![0; rows * cols];
@@ -344,7 +441,11 @@ impl Layout {
 pub struct BlockReader<'a> {
     source: Format,
     bytes: &'a [u8],
+    /// Bytes of a stock row.
     row_bytes: usize,
+    /// Rows in tiles, and where those past them start.
+    tiled: usize,
+    tail: usize,
     plan: Option<Plan>,
 }
 
@@ -355,10 +456,11 @@ impl BlockReader<'_> {
     /// If the block is outside the matrix, `codes` is shorter than a block, or the format is not ternary.
     pub fn read(&self, row: usize, block: usize, codes: &mut [u8]) -> f16 {
         let codes = &mut codes[..self.source.block_weights()];
-        let tiled = self.plan.as_ref().filter(|p| row < p.tiles * p.tiling.rows);
+        let tiled = self.plan.as_ref().filter(|_| row < self.tiled);
         let Some(plan) = tiled else {
             let size = self.source.block_bytes();
-            let stock = &self.bytes[row * self.row_bytes + block * size..][..size];
+            let start = self.tail + (row - self.tiled) * self.row_bytes;
+            let stock = &self.bytes[start + block * size..][..size];
             let mut scale = [f16::ZERO];
             self.source
                 .unpack(stock, codes, &mut scale)
@@ -386,26 +488,30 @@ impl BlockReader<'_> {
 struct Plan {
     tiling: Tiling,
     tiles: usize,
-    /// Blocks in a row.
+    /// Stock blocks in a row.
     blocks: usize,
     block_bytes: usize,
     row_bytes: usize,
+    /// Bytes of the stock rows of a tile.
+    stock_tile: usize,
     tile_bytes: usize,
     /// For each word of a block of one row: its place after the row's first word, and the first
     /// byte, in the order of k, that enters it.
     words: Vec<(usize, usize)>,
 }
 
-/// Where a block of one row stands: in the copy of its stock tile, its scale, its first word.
+/// Where a stock block of one row stands: in the copy of its stock tile, its scale, its first word; and which it is of those that share
+/// bytes.
 struct At {
     row: usize,
+    group: usize,
     stock: usize,
     scale: usize,
     codes: usize,
 }
 
 impl Plan {
-    fn new(source: Format, tiling: Tiling, rows: usize, row_bytes: usize) -> Self {
+    fn new(source: Format, tiling: Tiling, sizes: &Sizes) -> Self {
         let Tiling {
             interleave, stride, ..
         } = tiling;
@@ -413,11 +519,12 @@ impl Plan {
         let words = 0..source.block_weights() / 16;
         Plan {
             tiling,
-            tiles: rows / tiling.rows,
-            blocks: row_bytes / source.block_bytes(),
+            tiles: sizes.tiles,
+            blocks: sizes.stock_row / source.block_bytes(),
             block_bytes: source.block_bytes(),
-            row_bytes,
-            tile_bytes: tiling.rows * row_bytes,
+            row_bytes: sizes.stock_row,
+            stock_tile: sizes.stock_tile,
+            tile_bytes: sizes.tile,
             words: words
                 .map(|w| (place(w), crumbs::first(stride, w)))
                 .collect(),
@@ -430,20 +537,24 @@ impl Plan {
         (0..self.blocks * rows).map(move |i| self.place(t, i / rows, i % rows))
     }
 
-    /// Block `b` of row `r` of tile `t`.
+    /// Stock block `b` of row `r` of tile `t`.
     fn place(&self, t: usize, b: usize, r: usize) -> At {
         let Tiling {
             rows,
             interleave,
             stride,
             unit,
+            groups,
+            code_bytes,
             base3,
         } = self.tiling;
-        let (code_bytes, scale_bytes) = (self.block_bytes - 2, 2);
+        let scale_bytes = 2;
+        let group = b % groups;
         let (codes, scales) = match unit {
             Some(unit) => {
-                let bytes = (rows * code_bytes, rows * scale_bytes);
-                wide_block(unit, self.blocks, bytes, b)
+                let bytes = (rows * code_bytes, groups * rows * scale_bytes);
+                let (codes, scales) = wide_block(unit, self.blocks / groups, bytes, b / groups);
+                (codes, scales + group * rows * scale_bytes)
             }
             None => {
                 let lead = b * rows * self.block_bytes;
@@ -457,6 +568,7 @@ impl Plan {
         let tile = t * self.tile_bytes;
         At {
             row: r,
+            group,
             stock: r * self.row_bytes + b * self.block_bytes,
             scale: tile + scales + r * scale_bytes,
             codes: tile + codes + turn,
@@ -474,8 +586,14 @@ impl Plan {
     /// The inverse of [`Plan::put`].
     fn get(&self, source: Format, bytes: &[u8], at: &At, qs: &mut [u8]) {
         if let Some(rows) = self.tiling.base3 {
-            let place = |j| bytes[at.codes + wide_b3::place(rows as usize, at.row, j)];
-            let codes = wide_b3::unpack(rows, &std::array::from_fn(place));
+            let n = rows as usize;
+            let codes: [u8; 128] = if self.tiling.groups == 1 {
+                let byte = |j| bytes[at.codes + wide_b3::place(n, at.row, j)];
+                wide_b3::unpack(rows, &std::array::from_fn(byte))
+            } else {
+                let byte = |k| bytes[at.codes + wide_b3::place_in_words(n, at.row, k)];
+                std::array::from_fn(|k| wide_b3::decode(rows, byte(k))[at.group])
+            };
             let block = BlockPtq1_0::pack(f16::ZERO, &codes.map(|u| u.min(2)));
             let block = block.expect("codes of base 3");
             qs.copy_from_slice(&bytemuck::bytes_of(&block)[..wide_b3::BYTES]);

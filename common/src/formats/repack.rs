@@ -37,6 +37,14 @@ pub(super) fn wide_b3(rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [
         TileRows::R16 => wide_b3_of::<16>(encode16, blocks, stock, tiles),
     }
 }
+
+/// The same, five blocks of each row together.
+pub(super) fn wide_b3x5(rows: TileRows, blocks: usize, stock: &[u8], tiles: &mut [u8]) {
+    match rows {
+        TileRows::R8 => wide_b3x5_of::<8>(encode8, blocks, stock, tiles),
+        TileRows::R16 => wide_b3x5_of::<16>(encode16, blocks, stock, tiles),
+    }
+}
 }
 
 /// The places of the codes and of the scales of each block of a tile, which take so many bytes.
@@ -112,6 +120,61 @@ fn encode16(t: [u32; 5]) -> u32 {
     (below & !high) | (above & high)
 }
 
+/// Block `b` of `R` stock rows as fours of weights, [four][row] in order of k but for the last eight, which are the digits of two
+/// bytes, [digit][byte][row]: 120 + 2n + h. The scales go to `scales`.
+#[inline(always)]
+fn digits_of<const R: usize>(
+    tile: &[u8],
+    row_bytes: usize,
+    b: usize,
+    scales: &mut [u8],
+) -> ([[u32; R]; 5 * (FIVES / 4)], [[[u8; R]; 2]; 5]) {
+    // Words of four bytes, [word][row]: four of the stage of 16 bytes, two of that of 8; then the bytes of four digits.
+    let mut v = [[0u32; R]; FIVES / 4];
+    let mut last = [[0u8; R]; 2];
+    for r in 0..R {
+        let block = &tile[r * row_bytes + b * BLOCK..][..BLOCK];
+        for (v, four) in v.iter_mut().zip(block.as_chunks().0) {
+            v[r] = u32::from_le_bytes(*four);
+        }
+        (last[0][r], last[1][r]) = (block[FIVES], block[FIVES + 1]);
+        scales[2 * r..2 * r + 2].copy_from_slice(&block[FIVES + 2..]);
+    }
+    // Digit n of word j is four 4n + j of the first stage, 20 + 2n + j - 4 of the second.
+    let mut fours = [[0u32; R]; 5 * (FIVES / 4)];
+    let mut ends = [[[0u8; R]; 2]; 5];
+    for (n, ends) in ends.iter_mut().enumerate() {
+        for (j, v) in v.iter_mut().enumerate() {
+            let four = if j < 4 { 4 * n + j } else { 16 + 2 * n + j };
+            digit(
+                bytemuck::cast_slice_mut(v),
+                bytemuck::cast_slice_mut(&mut fours[four]),
+            );
+        }
+        digit(last.as_flattened_mut(), ends.as_flattened_mut());
+    }
+    (fours, ends)
+}
+
+/// A column of words, one a row, from five fours of each.
+#[inline(always)]
+fn encode_column<const R: usize>(
+    encode: impl Fn([u32; 5]) -> u32,
+    column: &mut [u8],
+    fours: [&[u32; R]; 5],
+) {
+    for (r, to) in column.as_chunks_mut().0.iter_mut().enumerate() {
+        *to = encode([
+            fours[0][r],
+            fours[1][r],
+            fours[2][r],
+            fours[3][r],
+            fours[4][r],
+        ])
+        .to_le_bytes();
+    }
+}
+
 #[inline(always)]
 fn wide_b3_of<const R: usize>(
     encode: impl Fn([u32; 5]) -> u32,
@@ -124,42 +187,56 @@ fn wide_b3_of<const R: usize>(
     for (tile, output) in stock.chunks_exact(R * row_bytes).zip(outputs) {
         let blocks = blocks_of::<{ wide_b3::UNIT }>(output, R * wide_b3::BYTES, R * 2);
         for (b, (codes, scales)) in blocks.enumerate() {
-            // Words of four bytes, [word][row]: four of the stage of 16 bytes, two of that of 8; then the bytes of four digits.
-            let mut v = [[0u32; R]; FIVES / 4];
-            let mut last = [[0u8; R]; 2];
-            for r in 0..R {
-                let block = &tile[r * row_bytes + b * BLOCK..][..BLOCK];
-                for (v, four) in v.iter_mut().zip(block.as_chunks().0) {
-                    v[r] = u32::from_le_bytes(*four);
-                }
-                (last[0][r], last[1][r]) = (block[FIVES], block[FIVES + 1]);
-                scales[2 * r..2 * r + 2].copy_from_slice(&block[FIVES + 2..]);
-            }
-            // Fours of weights in order of k: digit n of word j is four 4n + j of the first stage, 20 + 2n + j - 4 of the second.
-            let mut fours = [[0u32; R]; 5 * (FIVES / 4)];
-            let mut ends = [[[0u8; R]; 2]; 5];
-            for (n, ends) in ends.iter_mut().enumerate() {
-                for (j, v) in v.iter_mut().enumerate() {
-                    let four = if j < 4 { 4 * n + j } else { 16 + 2 * n + j };
-                    digit(
-                        bytemuck::cast_slice_mut(v),
-                        bytemuck::cast_slice_mut(&mut fours[four]),
-                    );
-                }
-                digit(last.as_flattened_mut(), ends.as_flattened_mut());
-            }
+            let (fours, ends) = digits_of::<R>(tile, row_bytes, b, scales);
             let (words, tail) = codes.split_at_mut(R * FIVES);
             for (column, five) in words.chunks_exact_mut(R * 4).zip(fours.as_chunks::<5>().0) {
-                for (r, to) in column.as_chunks_mut().0.iter_mut().enumerate() {
-                    *to = encode([five[0][r], five[1][r], five[2][r], five[3][r], five[4][r]])
-                        .to_le_bytes();
-                }
+                encode_column(&encode, column, five.each_ref());
             }
             for (r, to) in tail.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 for (h, to) in to.iter_mut().enumerate() {
                     let t = |n: usize| ends[n][h][r];
                     *to = t(0) | t(2) << 2 | t(1) << 4 | t(3) << 6;
                 }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn wide_b3x5_of<const R: usize>(
+    encode: impl Fn([u32; 5]) -> u32,
+    blocks: usize,
+    stock: &[u8],
+    tiles: &mut [u8],
+) {
+    use wide_b3::{FIVE, FIVE_BYTES, FIVE_UNIT};
+    let row_bytes = blocks * BLOCK;
+    let (code_bytes, scale_bytes) = (R * FIVE_BYTES, R * 2 * FIVE);
+    let outputs = tiles.chunks_exact_mut(blocks / FIVE * (code_bytes + scale_bytes));
+    for (tile, output) in stock.chunks_exact(R * row_bytes).zip(outputs) {
+        let blocks = blocks_of::<FIVE_UNIT>(output, code_bytes, scale_bytes);
+        for (b, (codes, scales)) in blocks.enumerate() {
+            // All the fours of each group.
+            let mut groups = [[[0u32; R]; 32]; FIVE];
+            let scales = scales.chunks_exact_mut(R * 2);
+            for (g, (group, scales)) in groups.iter_mut().zip(scales).enumerate() {
+                let (fours, ends) = digits_of::<R>(tile, row_bytes, FIVE * b + g, scales);
+                let (first, last) = group.split_at_mut(fours.len());
+                first.copy_from_slice(&fours);
+                for (last, n) in last.iter_mut().zip([0, 2]) {
+                    for (r, last) in last.iter_mut().enumerate() {
+                        let four = [
+                            ends[n][0][r],
+                            ends[n][1][r],
+                            ends[n + 1][0][r],
+                            ends[n + 1][1][r],
+                        ];
+                        *last = u32::from_le_bytes(four);
+                    }
+                }
+            }
+            for (c, column) in codes.chunks_exact_mut(R * 4).enumerate() {
+                encode_column(&encode, column, groups.each_ref().map(|g| &g[c]));
             }
         }
     }

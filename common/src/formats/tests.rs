@@ -314,38 +314,124 @@ fn place(l: Layout, cols: usize, r: usize, k: usize) -> (usize, usize, usize) {
             let byte = unit + b % 2 * codes + (k / 16 * tr + row) * 4 + k % 4;
             (byte, k / 4 % 4, scale)
         }
-        Layout::Stock(_) | Layout::WideB3 { .. } => unreachable!("not two-bit interleaved"),
+        Layout::Stock(_) | Layout::WideB3 { .. } | Layout::WideB3x5 { .. } => {
+            unreachable!("not two-bit interleaved")
+        }
     }
 }
 
 #[test]
 fn base3_repack_keeps_every_code_and_scale() {
-    for l in [TileRows::R8, TileRows::R16].map(|rows| Layout::WideB3 { rows }) {
-        for (rows, cols) in [(1, 128), (16, 128), (33, 384), (40, 640)] {
-            let f = Format::Ptq1_0;
-            let codes: Vec<u8> = noise(rows * cols, 5).into_iter().map(|b| b % 3).collect();
-            let scales: Vec<f16> = noise(rows * cols / 64, 6)
-                .chunks(2)
-                .map(|b| f16::from_le_bytes([b[0], b[1]]))
-                .collect();
-            let mut stock = vec![0; f.matrix_bytes(rows, cols).unwrap()];
-            f.pack(&codes, &scales, &mut stock).unwrap();
-            let mut bytes = stock.clone();
-            l.repack_in_place(&mut bytes, rows, cols).unwrap();
-            assert_eq!(bytes == stock, rows < l.tile_rows(), "{l:?}");
-            let tiled = rows / l.tile_rows() * l.tile_rows() * f.row_bytes(cols).unwrap();
-            let mut parts = vec![0; tiled];
-            l.repack_tiles(cols, &stock[..tiled], &mut parts).unwrap();
-            assert_eq!(parts, bytes[..tiled]);
-            assert!(l.repack_tiles(cols, &stock, &mut []).is_err());
-            let found = l.unpack(&bytes, rows, cols).unwrap();
-            assert_eq!(found.codes, codes);
-            let bits: Vec<u16> = scales.iter().map(|d| d.to_bits()).collect();
-            assert_eq!(found.scales, bits);
-            l.restore_in_place(&mut bytes, rows, cols).unwrap();
-            assert_eq!(bytes, stock);
+    let b3 = [TileRows::R8, TileRows::R16].map(|rows| Layout::WideB3 { rows });
+    let five = [TileRows::R8, TileRows::R16].map(|rows| Layout::WideB3x5 { rows });
+    let shapes = [
+        (1, 128),
+        (16, 128),
+        (33, 384),
+        (40, 640),
+        (3, 1280),
+        (35, 1920),
+    ];
+    for (l, (rows, cols)) in b3
+        .into_iter()
+        .chain(five)
+        .flat_map(|l| shapes.map(|shape| (l, shape)))
+        .filter(|&(l, (_, cols))| cols % l.block_weights() == 0)
+    {
+        let f = Format::Ptq1_0;
+        let codes: Vec<u8> = noise(rows * cols, 5).into_iter().map(|b| b % 3).collect();
+        let scales: Vec<f16> = noise(rows * cols / 64, 6)
+            .chunks(2)
+            .map(|b| f16::from_le_bytes([b[0], b[1]]))
+            .collect();
+        let mut stock = vec![0; f.matrix_bytes(rows, cols).unwrap()];
+        f.pack(&codes, &scales, &mut stock).unwrap();
+        let mut buffer = stock.clone();
+        let bytes = l.repack_in_place(&mut buffer, rows, cols).unwrap();
+        let full = rows / l.tile_rows() * l.tile_rows();
+        let saved = stock.len() - bytes.len();
+        // 140 bytes of stock rows become 138.
+        let expected = match l {
+            Layout::WideB3x5 { .. } => full * cols / 640 * 2,
+            _ => 0,
+        };
+        assert_eq!(saved, expected, "{l:?}");
+        assert_eq!(bytes.len(), l.matrix_bytes(rows, cols).unwrap());
+        assert_eq!(*bytes == stock, full == 0, "{l:?}");
+        let row_bytes = f.row_bytes(cols).unwrap();
+        let tiled = l.parts(bytes, rows, cols).unwrap().codes;
+        assert_eq!(bytes[tiled.len()..], stock[full * row_bytes..]);
+        let mut parts = vec![0; tiled.len()];
+        l.repack_tiles(cols, &stock[..full * row_bytes], &mut parts)
+            .unwrap();
+        assert_eq!(parts, tiled);
+        assert!(l.repack_tiles(cols, &stock, &mut []).is_err());
+        let found = l.unpack(bytes, rows, cols).unwrap();
+        assert_eq!(found.codes, codes);
+        let bits: Vec<u16> = scales.iter().map(|d| d.to_bits()).collect();
+        assert_eq!(found.scales, bits);
+        let reader = l.reader(bytes, rows, cols).unwrap();
+        for (i, codes) in codes.chunks(128).enumerate() {
+            let mut one = [9; 128];
+            let d = reader.read(i / (cols / 128), i % (cols / 128), &mut one);
+            assert_eq!((&one[..], d.to_bits()), (codes, bits[i]), "{l:?} block {i}");
+        }
+        l.restore_in_place(&mut buffer, rows, cols).unwrap();
+        assert_eq!(buffer, stock);
+    }
+}
+
+/// Weight (r, k) of a tile and its scale, from the description.
+#[test]
+fn five_groups_of_128_share_bytes() {
+    for tile_rows in [TileRows::R8, TileRows::R16] {
+        let l = Layout::WideB3x5 { rows: tile_rows };
+        // Three blocks of a row: two stand together, then one.
+        let (rows, cols) = (tile_rows as usize, 3 * 640);
+        let codes: Vec<u8> = noise(rows * cols, 8).into_iter().map(|b| b % 3).collect();
+        let scales: Vec<f16> = (0..rows * cols / 128)
+            .map(|i| f16::from_bits(i as u16))
+            .collect();
+        let mut stock = vec![0; Format::Ptq1_0.matrix_bytes(rows, cols).unwrap()];
+        Format::Ptq1_0.pack(&codes, &scales, &mut stock).unwrap();
+        let bytes = l.repack_in_place(&mut stock, rows, cols).unwrap();
+        let (code_bytes, scale_bytes) = (rows * 128, rows * 10);
+        for r in 0..rows {
+            for k in 0..cols {
+                let (block, group, k_in) = (k / 640, k % 640 / 128, k % 128);
+                let unit = block / 2 * 2 * (code_bytes + scale_bytes);
+                let together = if block < 2 { 2 } else { 1 };
+                let word = unit + block % 2 * code_bytes + (k_in / 4 * rows + r) * 4;
+                let scale =
+                    unit + together * code_bytes + block % 2 * scale_bytes + (group * rows + r) * 2;
+                let trits = wide_b3::decode(tile_rows, bytes[word + k_in % 4]);
+                assert_eq!(trits[group], codes[r * cols + k], "{l:?} row {r} at {k}");
+                let d = u16::from_le_bytes([bytes[scale], bytes[scale + 1]]);
+                assert_eq!(d, scales[(r * cols + k) / 128].to_bits());
+            }
         }
     }
+}
+
+#[test]
+fn widths_that_are_no_multiple_of_640_are_refused() {
+    let l = Layout::WideB3x5 {
+        rows: TileRows::R16,
+    };
+    let mut stock = vec![0; Format::Ptq1_0.matrix_bytes(16, 768).unwrap()];
+    let e = l.repack_in_place(&mut stock, 16, 768).unwrap_err();
+    assert_eq!(
+        e.to_string(),
+        "wide-row-b3x5: rows of 768 weights, expected a multiple of 640"
+    );
+    assert!(l.parts(&stock, 16, 768).is_err() && l.reader(&stock, 16, 768).is_err());
+    assert!(l.repack_tiles(768, &stock, &mut []).is_err());
+    // A shape without rows takes nothing, however wide.
+    let widest = usize::MAX / 640 / 8 * 640;
+    assert!(
+        l.repack_in_place(&mut [], 0, widest)
+            .is_ok_and(|b| b.is_empty())
+    );
 }
 
 proptest! {

@@ -1,8 +1,12 @@
-//! Base-3 codes of the wide-row layout: 128 weights of a row in 26 bytes, as in PTQ1_0, placed and coded for wide vectors.
+//! Base-3 codes of the wide-row layouts, placed and coded for wide vectors.
 //!
-//! Bytes 0 to 23 hold five weights each and make six 32-bit words: byte i of word c holds the weights k = 20c + 4s + i for
-//! s = 0 to 4. Bytes 24 and 25 hold four weights each in two-bit slots: with the low half of their 16 bits and the same shifted up by
-//! 12, byte i of a 32-bit lane has weight 120 + i in slot 0 and weight 124 + i in slot 1.
+//! `wide-row-b3`: 128 weights of a row in 26 bytes, as in PTQ1_0. Bytes 0 to 23 hold five weights each and make six 32-bit words: byte
+//! i of word c holds the weights k = 20c + 4s + i for s = 0 to 4. Bytes 24 and 25 hold four weights each in two-bit slots: with the low
+//! half of their 16 bits and the same shifted up by 12, byte i of a 32-bit lane has weight 120 + i in slot 0 and weight 124 + i in slot 1.
+//!
+//! `wide-row-b3x5`: 640 weights of a row, [`FIVE`] groups of 128 that each have a scale, in 128 bytes of five weights each, 1.6 bits a
+//! weight. Byte k holds weight k of every group: what is at place s of a byte belongs to group s, so that the sums of a place, which
+//! kernels keep apart in any case, are those of a group. Byte i of word c is byte 4c + i.
 //!
 //! The code of a byte of five weights depends on what the vector width can look up:
 //! * [`TileRows::R8`]: the number `t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4`, to be peeled by comparisons.
@@ -18,11 +22,24 @@ pub const BYTES: usize = 26;
 /// Blocks of a tile whose codes, then scales, stand together: 448 bytes of 16 rows are whole cache lines.
 pub const UNIT: usize = 1;
 
-/// Where byte `j` of the codes of row `r` stands among those of a tile of `rows` rows and one block: words of a row side by side,
-/// then the last two bytes of each row.
+/// Groups of 128 weights that share bytes in `wide-row-b3x5`.
+pub const FIVE: usize = 5;
+
+/// Bytes of the codes of five groups.
+pub const FIVE_BYTES: usize = 128;
+
+/// As [`UNIT`] for five groups: twice 2208 bytes of 16 rows are whole cache lines.
+pub const FIVE_UNIT: usize = 2;
+
+/// Where byte `j` of the words of row `r` stands among those of a tile of `rows` rows and one block: words of a row side by side.
+pub const fn place_in_words(rows: usize, r: usize, j: usize) -> usize {
+    (j / 4 * rows + r) * 4 + j % 4
+}
+
+/// As [`place_in_words`] for the bytes of 128 codes: the last two of each row come after the words.
 pub const fn place(rows: usize, r: usize, j: usize) -> usize {
     if j < 24 {
-        (j / 4 * rows + r) * 4 + j % 4
+        place_in_words(rows, r, j)
     } else {
         24 * rows + 2 * r + (j - 24)
     }

@@ -275,6 +275,11 @@ impl Kernel {
         self.form
     }
 
+    /// Whether it multiplies rows of `cols` weights of this format.
+    pub fn takes(&self, format: Format, cols: usize) -> bool {
+        self.layout.source() == format && cols.is_multiple_of(self.layout.block_weights())
+    }
+
     /// Where its machine code starts.
     pub fn code(&self) -> *const u8 {
         self.tiles as *const u8
@@ -468,8 +473,16 @@ impl Choice {
     /// # Errors
     /// If none does.
     pub fn kernel(&self, format: Format) -> Result<&'static Kernel> {
+        self.kernel_of(format, 0)
+    }
+
+    /// As [`Choice::kernel`], for rows of `cols` weights; 0 is a multiple of any block.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn kernel_of(&self, format: Format, cols: usize) -> Result<&'static Kernel> {
         let fits = |k: &&Kernel| {
-            k.layout.source() == format
+            k.takes(format, cols)
                 && self.isa.is_none_or(|isa| k.isa == isa)
                 && self.layout.as_deref().is_none_or(|name| {
                     k.layout.name() == name || name == "stock" && k.layout == Layout::Stock(format)
@@ -485,13 +498,13 @@ impl Choice {
         }
     }
 
-    /// The fastest kernel for a format that has none of the layout asked for: any layout, and the instruction set or one before it.
+    /// The fastest kernel for a format, or rows, that the layout asked for does not take: any layout, and the instruction set or one
+    /// before it.
     ///
     /// # Errors
     /// If there is none.
-    pub fn kernel_or_below(&self, format: Format) -> Result<&'static Kernel> {
-        let fits =
-            |k: &&Kernel| k.layout.source() == format && self.isa.is_none_or(|isa| k.isa <= isa);
+    pub fn kernel_or_below(&self, format: Format, cols: usize) -> Result<&'static Kernel> {
+        let fits = |k: &&Kernel| k.takes(format, cols) && self.isa.is_none_or(|isa| k.isa <= isa);
         match available().filter(fits).last() {
             Some(kernel) => Ok(kernel),
             None => bail!("{format}: no kernel for this CPU"),

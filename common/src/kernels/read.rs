@@ -16,7 +16,15 @@ pub struct Form {
     pub streams: usize,
     /// How far ahead a software prefetch runs, in bytes; 0 for none.
     pub ahead: usize,
+    /// How far ahead another one runs, into the second-level cache; 0 for none.
+    pub far: usize,
 }
+
+/// How far ahead of the dot products decode asks for codes, in bytes: into the second-level cache, which has room for many
+/// requests to memory at once, then into the first. Measured from DRAM against one distance and against streaming hints.
+pub const FAR: usize = 16 << 10;
+/// The second of the two.
+pub const NEAR: usize = 4 << 10;
 
 impl Form {
     /// One place after the other, hardware prefetch alone.
@@ -24,35 +32,53 @@ impl Form {
         name: "plain",
         streams: 1,
         ahead: 0,
+        far: 0,
     };
 
-    /// Every form that is measured.
+    /// As decode on wide rows reads its weights: one place after the other, and on x86-64 both prefetches.
+    pub const DECODE: Form = Form {
+        name: "decode",
+        streams: 1,
+        ahead: if cfg!(target_arch = "x86_64") {
+            NEAR
+        } else {
+            0
+        },
+        far: if cfg!(target_arch = "x86_64") { FAR } else { 0 },
+    };
+
+    /// Every form that the wall is sought with.
     pub const ALL: [Form; 6] = [
         Form::PLAIN,
         Form {
             name: "streams-2",
             streams: 2,
             ahead: 0,
+            far: 0,
         },
         Form {
             name: "streams-4",
             streams: 4,
             ahead: 0,
+            far: 0,
         },
         Form {
             name: "streams-8",
             streams: 8,
             ahead: 0,
+            far: 0,
         },
         Form {
             name: "prefetch",
             streams: 1,
             ahead: 4096,
+            far: 0,
         },
         Form {
             name: "streams-4-prefetch",
             streams: 4,
             ahead: 1024,
+            far: 0,
         },
     ];
 }
@@ -188,14 +214,14 @@ unsafe fn dispatch<V: Sums>(bytes: &[u8], form: Form) -> u64 {
     // SAFETY: the caller's instruction set is that of V.
     unsafe {
         match (form.streams, form.ahead) {
-            (..=1, 0) => body::<V, 1, false>(bytes, 0),
-            (2, 0) => body::<V, 2, false>(bytes, 0),
-            (3 | 4, 0) => body::<V, 4, false>(bytes, 0),
-            (_, 0) => body::<V, 8, false>(bytes, 0),
-            (..=1, ahead) => body::<V, 1, true>(bytes, ahead),
-            (2, ahead) => body::<V, 2, true>(bytes, ahead),
-            (3 | 4, ahead) => body::<V, 4, true>(bytes, ahead),
-            (_, ahead) => body::<V, 8, true>(bytes, ahead),
+            (..=1, 0) => body::<V, 1, false>(bytes, form),
+            (2, 0) => body::<V, 2, false>(bytes, form),
+            (3 | 4, 0) => body::<V, 4, false>(bytes, form),
+            (_, 0) => body::<V, 8, false>(bytes, form),
+            (..=1, _) => body::<V, 1, true>(bytes, form),
+            (2, _) => body::<V, 2, true>(bytes, form),
+            (3 | 4, _) => body::<V, 4, true>(bytes, form),
+            (_, _) => body::<V, 8, true>(bytes, form),
         }
     }
 }
@@ -203,7 +229,7 @@ unsafe fn dispatch<V: Sums>(bytes: &[u8], form: Form) -> u64 {
 #[inline(always)]
 unsafe fn body<V: Sums, const STREAMS: usize, const PREFETCH: bool>(
     bytes: &[u8],
-    ahead: usize,
+    form: Form,
 ) -> u64 {
     let steps = bytes.len() / (STREAMS * STEP);
     let (whole, mut rest) = bytes.split_at(STREAMS * steps * STEP);
@@ -215,7 +241,11 @@ unsafe fn body<V: Sums, const STREAMS: usize, const PREFETCH: bool>(
             let step = &whole[stream * steps + i];
             if PREFETCH {
                 for line in 0..STEP / 64 {
-                    prefetch_line(step.as_ptr().wrapping_add(ahead + 64 * line));
+                    let line = step.as_ptr().wrapping_add(64 * line);
+                    if form.far > 0 {
+                        prefetch_line::<false>(line.wrapping_add(form.far));
+                    }
+                    prefetch_line::<true>(line.wrapping_add(form.ahead));
                 }
             }
             for (sum, line) in sums.iter_mut().zip(step.as_chunks::<64>().0) {
@@ -241,14 +271,20 @@ unsafe fn body<V: Sums, const STREAMS: usize, const PREFETCH: bool>(
     total
 }
 
-/// Asks for a line of 64 bytes; any address will do.
+/// Asks for a line of 64 bytes, into the first-level cache or the second; any address will do.
 #[inline(always)]
-fn prefetch_line(line: *const u8) {
+fn prefetch_line<const FIRST: bool>(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
         // SAFETY: a hint, which never faults and changes no value.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        unsafe {
+            if FIRST {
+                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+            } else {
+                _mm_prefetch::<_MM_HINT_T1>(line.cast());
+            }
+        }
     }
     #[cfg(target_arch = "aarch64")]
     {
@@ -280,7 +316,7 @@ mod tests {
             .collect();
         let lengths = [0, 1, 7, 8, 9, 255, 256, 511, 2048, 2049, 4095, 19_999];
         for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni, Isa::Neon] {
-            for form in Form::ALL {
+            for form in Form::ALL.into_iter().chain([Form::DECODE]) {
                 for (len, slack) in lengths.into_iter().flat_map(|n| [(n, 0), (n, 1), (n, 32)]) {
                     let buf = GuardedBuf::copy_of(&bytes[..len], slack);
                     let expected = naive(&buf);

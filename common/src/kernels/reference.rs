@@ -34,6 +34,10 @@ pub static KERNELS: &[Kernel] = &[
     },
     tiled(Layout::Slot16),
     tiled(Layout::RowPair),
+    tiled(Layout::WideB3x5 { rows: TileRows::R8 }),
+    tiled(Layout::WideB3x5 {
+        rows: TileRows::R16,
+    }),
     tiled(Layout::WideB3 { rows: TileRows::R8 }),
     tiled(Layout::WideB3 {
         rows: TileRows::R16,

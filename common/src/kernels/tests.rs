@@ -20,9 +20,14 @@ fn thinned<T>(shapes: impl Iterator<Item = T>, step: usize) -> impl Iterator<Ite
     shapes.step_by(if emulated { step } else { 1 })
 }
 
-/// The kernels of a format other than its reference.
-fn fast(format: Format) -> impl Iterator<Item = &'static Kernel> {
-    available().filter(move |k| k.layout.source() == format && *k != reference_of(format))
+/// The kernels of a format that take rows of `cols` weights.
+fn taking(format: Format, cols: usize) -> impl Iterator<Item = &'static Kernel> {
+    available().filter(move |k| k.takes(format, cols))
+}
+
+/// These, but for the reference.
+fn fast(format: Format, cols: usize) -> impl Iterator<Item = &'static Kernel> {
+    taking(format, cols).filter(move |k| *k != reference_of(format))
 }
 
 fn reference_of(format: Format) -> &'static Kernel {
@@ -38,11 +43,8 @@ fn bits(v: &[f32]) -> Vec<u32> {
 /// What the kernel makes of stock bytes.
 fn multiply(kernel: &Kernel, stock: &[u8], rows: usize, x: &Activations) -> Vec<f32> {
     let mut bytes = stock.to_vec();
-    kernel
-        .layout
-        .repack_in_place(&mut bytes, rows, x.cols())
-        .unwrap();
-    let w = MatrixRef::new(kernel.layout, rows, x.cols(), &bytes).unwrap();
+    let bytes = kernel.layout.repack_in_place(&mut bytes, rows, x.cols());
+    let w = MatrixRef::new(kernel.layout, rows, x.cols(), bytes.unwrap()).unwrap();
     let mut out = vec![f32::NAN; rows * x.tokens()];
     kernel.multiply(&w, x, &mut out).unwrap();
     assert!(
@@ -73,7 +75,7 @@ fn codes_of(format: Format) -> u8 {
 fn check(format: Format, rows: usize, cols: usize, codes: &[u8], scales: &[f16], x: &Activations) {
     let bytes = stock(format, codes, scales, rows, cols);
     let expected = multiply(reference_of(format), &bytes, rows, x);
-    for kernel in fast(format) {
+    for kernel in fast(format, cols) {
         let found = multiply(kernel, &bytes, rows, x);
         assert_eq!(
             bits(&found),
@@ -109,7 +111,7 @@ fn random_activations(rng: &mut StdRng, cols: usize, tokens: usize) -> Activatio
 fn every_kernel_equals_the_reference_on_every_shape() {
     let rng = &mut StdRng::seed_from_u64(1);
     for format in TERNARY {
-        for cols in [128, 256, 384, 640, 1024]
+        for cols in [128, 256, 384, 640, 1024, 1920]
             .into_iter()
             .filter(|c| c % format.block_weights() == 0)
         {
@@ -136,7 +138,7 @@ fn every_kernel_equals_the_reference_on_every_shape() {
 #[test]
 fn every_batch_width_gives_the_bits_of_one_token_at_a_time() {
     let rng = &mut StdRng::seed_from_u64(2);
-    let (rows, cols) = (35, 768);
+    let (rows, cols) = (35, 1280);
     for format in TERNARY {
         let codes: Vec<u8> = (0..rows * cols)
             .map(|_| rng.random_range(0..codes_of(format)))
@@ -148,7 +150,7 @@ fn every_batch_width_gives_the_bits_of_one_token_at_a_time() {
                 .map(|_| rng.random_range(-1.0..1.0))
                 .collect();
             let batch = Activations::of(Form::Q8K, cols, &x).unwrap();
-            for kernel in available().filter(|k| k.layout.source() == format) {
+            for kernel in taking(format, cols) {
                 let found = multiply(kernel, &bytes, rows, &batch);
                 for (x, found) in x.chunks(cols).zip(found.chunks(rows)) {
                     let one = Activations::of(Form::Q8K, cols, x).unwrap();
@@ -168,7 +170,7 @@ fn every_batch_width_gives_the_bits_of_one_token_at_a_time() {
 /// Scales of 1 on both sides make the f32 result the exact integer sum.
 #[test]
 fn integer_sums_are_exact_at_the_extremes() {
-    let (rows, cols) = (33, 512);
+    let (rows, cols) = (33, 1280);
     for format in TERNARY {
         let scales = vec![f16::ONE; rows * cols / format.block_weights()];
         for u in 0..codes_of(format) {
@@ -179,7 +181,7 @@ fn integer_sums_are_exact_at_the_extremes() {
                         .unwrap();
                     let bytes = stock(format, &vec![u; rows * cols], &scales, rows, cols);
                     let expected = (i32::from(u) - 1) * i32::from(q) * cols as i32;
-                    for kernel in available().filter(|k| k.layout.source() == format) {
+                    for kernel in taking(format, cols) {
                         let found = multiply(kernel, &bytes, rows, &x);
                         assert!(
                             found.iter().all(|&v| v == expected as f32),
@@ -246,7 +248,7 @@ fn q8_0_and_q4_0_give_the_bits_of_their_own_order_of_scales() {
                     .collect();
                 let x = Activations::of(Form::Q8_0, cols, &x).unwrap();
                 let expected = multiply(reference_of(format), &bytes, rows, &x);
-                for kernel in fast(format) {
+                for kernel in fast(format, cols) {
                     assert_eq!(
                         bits(&multiply(kernel, &bytes, rows, &x)),
                         bits(&expected),
@@ -295,12 +297,10 @@ fn nothing_is_read_past_the_weights() {
                         .skip(case % 2)
                         .step_by(2)
                     {
-                        for kernel in available().filter(|k| k.layout.source() == format) {
-                            let mut guarded = GuardedBuf::copy_of(&bytes, slack);
-                            kernel
-                                .layout
-                                .repack_in_place(&mut guarded, rows, cols)
-                                .unwrap();
+                        for kernel in taking(format, cols) {
+                            let mut bytes = bytes.clone();
+                            let bytes = kernel.layout.repack_in_place(&mut bytes, rows, cols);
+                            let guarded = GuardedBuf::copy_of(bytes.unwrap(), slack);
                             let w = MatrixRef::new(kernel.layout, rows, cols, &guarded).unwrap();
                             let mut out = GuardedBuf::new(4 * rows * tokens, 0);
                             let out: &mut [f32] = bytemuck::cast_slice_mut(&mut out);
@@ -394,5 +394,18 @@ fn what_does_not_fit_is_refused() {
         "layout"
     );
     assert!("row-pare".parse::<Choice>().is_err());
+    // Rows of any width: the default never is the layout that takes some alone, which a name gives where it fits.
+    let five: Choice = "wide-row-b3x5".parse().unwrap();
+    for (cols, name) in [(5120, "wide-row-b3x5"), (17408, "wide-row-b3")] {
+        let kernel = five
+            .kernel_of(Format::Ptq1_0, cols)
+            .or_else(|_| five.kernel_or_below(Format::Ptq1_0, cols));
+        // On Arm the scalar reference alone has it.
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(kernel.unwrap().layout.name(), name);
+        }
+        let default = Choice::default().kernel_of(Format::Ptq1_0, cols).unwrap();
+        assert_ne!(default.layout.name(), "wide-row-b3x5");
+    }
     assert!("neon/avx2".parse::<Choice>().is_err() || cfg!(not(target_arch = "x86_64")));
 }

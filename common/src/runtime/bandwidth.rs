@@ -23,6 +23,12 @@ pub struct Reader {
 }
 
 impl Reader {
+    /// As decode reads: chunks of about the bytes that 64 rows of 8192 weights take.
+    pub const DECODE: Reader = Reader {
+        form: Form::DECODE,
+        chunk: Some(128 << 10),
+    };
+
     /// Every way that is tried for the wall.
     pub fn all() -> Vec<Reader> {
         let slices = Form::ALL.map(|form| Reader { form, chunk: None });

@@ -371,7 +371,7 @@ impl<'a> Loader<'a> {
     }
 
     fn place(&mut self, tensor: &'a Tensor, layout: Layout) -> Result<Range<usize>> {
-        let bytes = tensor.format.matrix_bytes(tensor.rows(), tensor.cols())?;
+        let bytes = layout.matrix_bytes(tensor.rows(), tensor.cols())?;
         if self.mapped {
             let start = tensor.offset as usize; // held against the length of the file when it was opened
             return Ok(start..start + bytes);
@@ -396,28 +396,32 @@ impl<'a> Loader<'a> {
         Ok(at)
     }
 
-    /// The kernel for a format: of the layout that was asked for if it has one, else the best of the instruction set.
-    fn kernel(&mut self, format: Format) -> Result<&'static Kernel> {
-        let kernel = match self.choice.kernel(format) {
+    /// The kernel for rows of a format: of the layout that was asked for if that takes them, else the best of the instruction set.
+    fn kernel(&mut self, format: Format, cols: usize) -> Result<&'static Kernel> {
+        let kernel = match self.choice.kernel_of(format, cols) {
             Ok(kernel) => {
                 self.chosen = true;
+                self.kernels.insert(format, kernel);
                 kernel
             }
-            Err(_) => self.choice.kernel_or_below(format)?,
+            Err(_) => {
+                let kernel = self.choice.kernel_or_below(format, cols)?;
+                self.kernels.entry(format).or_insert(kernel);
+                kernel
+            }
         };
         ensure!(
             !self.mapped || kernel.layout() == Layout::Stock(format),
             "a mapped file cannot be repacked to {}, expected --kernel stock",
             kernel.layout().name()
         );
-        self.kernels.insert(format, kernel);
         Ok(kernel)
     }
 
     fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear> {
         let tensor = self.tensor(name, &[cols, rows])?;
         let kernel = self
-            .kernel(tensor.format)
+            .kernel(tensor.format, cols)
             .with_context(|| format!("{}: tensor {name}", self.source.name()))?;
         let rotated = self
             .rotation
@@ -667,7 +671,7 @@ impl Model {
         self.vocabulary
     }
 
-    /// The kernel of each format among its matrices.
+    /// The kernel of each format among its matrices: where rows of some widths take another, the one that was asked for.
     pub fn kernels(&self) -> impl Iterator<Item = (Format, &'static Kernel)> {
         self.kernels.iter().map(|(&f, &k)| (f, k))
     }
@@ -793,6 +797,8 @@ struct Piece<'j> {
     job: &'j Job<'j>,
     /// Bytes of the tensor.
     stock: Range<usize>,
+    /// Where they go among those of the matrix.
+    place: Range<usize>,
     /// Whether they are whole tiles, or rows that stay stock.
     tiles: bool,
 }
@@ -803,27 +809,29 @@ impl<'j> Job<'j> {
         let (rows, cols, layout) = (self.tensor.rows(), self.tensor.cols(), self.layout);
         let tile_rows = layout.tile_rows();
         let row_bytes = layout.source().row_bytes(cols)?;
-        let tile = tile_rows * row_bytes;
-        let tiled = if tile_rows > 1 {
-            rows / tile_rows * tile
-        } else {
-            0
-        };
-        let whole = (PIECE / tile).max(1) * tile;
-        let end = self.at.len();
-        let tiles = (0..tiled)
-            .step_by(whole)
-            .map(|at| at..tiled.min(at + whole));
-        let rest = (tiled..end)
-            .step_by(PIECE)
-            .map(|at| at..end.min(at + PIECE));
-        let piece = |stock, tiles| Piece {
-            job: self,
-            stock,
-            tiles,
-        };
-        all.extend(tiles.map(|stock| piece(stock, true)));
-        all.extend(rest.map(|stock| piece(stock, false)));
+        let tiles = if tile_rows > 1 { rows / tile_rows } else { 0 };
+        let (tile, tiled) = (tile_rows * row_bytes, tiles * tile_rows * row_bytes);
+        let (repacked, end) = (layout.matrix_bytes(tile_rows, cols)?, rows * row_bytes);
+        let whole = (PIECE / tile).max(1);
+        all.extend((0..tiles).step_by(whole).map(|t| {
+            let until = tiles.min(t + whole);
+            Piece {
+                job: self,
+                stock: t * tile..until * tile,
+                place: t * repacked..until * repacked,
+                tiles: true,
+            }
+        }));
+        all.extend((tiled..end).step_by(PIECE).map(|at| {
+            let until = end.min(at + PIECE);
+            let place = |at: usize| tiles * repacked + at - tiled;
+            Piece {
+                job: self,
+                stock: at..until,
+                place: place(at)..place(until),
+                tiles: false,
+            }
+        }));
         Ok(())
     }
 }
@@ -851,8 +859,13 @@ fn read_and_repack(
     let (places, scratch) = (Shared::new(&mut buffer), Shared::new(&mut scratch));
     let failure = Mutex::new(None);
     let read = |piece: &Piece, scratch: &mut [u8]| -> Result<()> {
-        let Piece { job, stock, tiles } = piece;
-        let place = job.at.start + stock.start..job.at.start + stock.end;
+        let Piece {
+            job,
+            stock,
+            place,
+            tiles,
+        } = piece;
+        let place = job.at.start + place.start..job.at.start + place.end;
         // SAFETY: the places of pieces are disjoint.
         let place = unsafe { places.part(place) };
         if !tiles {

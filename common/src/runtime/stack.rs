@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::bandwidth::beyond;
 use super::memory::AlignedBuf;
-use super::pool::Pool;
+use super::pool::{Chunks, Pool};
 use super::products::{Job, Schedule};
 use crate::formats::Format;
 use crate::kernels::{Activations, Form, Kernel, MatrixRef};
@@ -100,13 +100,12 @@ impl Stack {
         copies: usize,
     ) -> Result<Self> {
         ensure!(copies > 0, "{}: no copies to measure", kernel.name());
-        let mut first = AlignedBuf::copy_of(stock)?;
-        kernel.layout().repack_in_place(&mut first, rows, cols)?;
-        MatrixRef::new(kernel.layout(), rows, cols, &first)?;
-        let mut all = vec![first];
+        let mut stock = AlignedBuf::copy_of(stock)?;
+        let first = kernel.layout().repack_in_place(&mut stock, rows, cols)?;
+        MatrixRef::new(kernel.layout(), rows, cols, first)?;
+        let mut all = vec![];
         while all.len() < copies {
-            let copy = AlignedBuf::copy_of(&all[0])?;
-            all.push(copy);
+            all.push(AlignedBuf::copy_of(first)?);
         }
         Ok(Stack {
             kernel,
@@ -163,8 +162,9 @@ impl Stack {
         multiply(pool, self.kernel, &w, x, out)
     }
 
-    /// Every thread multiplies the first copy by itself, [`Stack::APART`] times without meeting the others: the arithmetic that they
-    /// can do together on what each has in its own cache. `outs` holds one output for each.
+    /// [`Stack::APART`] products of the first copy for each thread, each by one thread: the arithmetic that they can do together on
+    /// what each has in its own cache. A thread takes its share, then what is left of another's, as it takes the rows of a matrix that
+    /// they share. `outs` holds an output for each product.
     ///
     /// # Errors
     /// As [`multiply`]; too few outputs.
@@ -174,17 +174,21 @@ impl Stack {
         x: &Activations,
         outs: &[Mutex<Vec<f32>>],
     ) -> Result<()> {
+        let products = Self::APART * pool.threads();
         ensure!(
-            outs.len() >= pool.threads(),
-            "{} outputs for {} threads",
-            outs.len(),
-            pool.threads()
+            outs.len() >= products,
+            "{} outputs for {products} products",
+            outs.len()
         );
         let w = MatrixRef::new(self.kernel.layout(), self.rows, self.cols, &self.copies[0])?;
         let failure = Mutex::new(None);
-        pool.run(|worker| {
-            let mut out = outs[worker].lock().unwrap_or_else(|e| e.into_inner());
-            for _ in 0..Self::APART {
+        let one = Chunks {
+            size: 1,
+            multiple: 1,
+        };
+        pool.chunks_by(products, one, |_, range| {
+            for out in &outs[range] {
+                let mut out = out.lock().unwrap_or_else(|e| e.into_inner());
                 if let Err(error) = self.kernel.multiply(black_box(&w), x, &mut out) {
                     *failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
                     return;
@@ -195,8 +199,8 @@ impl Stack {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Products of each thread in [`Stack::multiply_apart`].
-    pub const APART: usize = 8;
+    /// Products a thread in [`Stack::multiply_apart`].
+    pub const APART: usize = 16;
 }
 
 /// Random activations of `tokens` tokens, in the form a kernel takes.
@@ -244,7 +248,7 @@ mod tests {
                     stack.multiply(&pool, &x, &mut out).unwrap();
                     assert_eq!(out, expected, "{} with {threads} threads", kernel.name());
                 }
-                let outs: Vec<_> = (0..threads)
+                let outs: Vec<_> = (0..threads * Stack::APART)
                     .map(|_| Mutex::new(vec![0.0; rows * 5]))
                     .collect();
                 stack.multiply_apart(&pool, &x, &outs).unwrap();

@@ -504,6 +504,43 @@ mod tests {
         }
     }
 
+    /// The inputs of the residual are 640 wide, those of other matrices are not; the head ends in rows past the last tile.
+    #[test]
+    fn a_layout_for_some_widths_serves_those_alone() {
+        let shape = Shape {
+            embedding: 640,
+            ..SMALL
+        };
+        let synthetic = Synthetic::new(&shape, Format::Ptq1_0, 7).unwrap();
+        let pool = Pool::new(2).unwrap();
+        let run = |kernel: &str| {
+            let options = Options {
+                kernel: kernel.parse().unwrap(),
+                size: None,
+            };
+            let model = Model::load(synthetic.gguf(), &synthetic, &options, &pool).unwrap();
+            let size = Size {
+                context: 16,
+                batch: 8,
+                proposals: 0,
+            };
+            let mut session = Session::new(&model, &pool, size).unwrap();
+            session.advance(&[1, 299, 77, 5, 256]).unwrap();
+            session.advance(&[3]).unwrap();
+            let logits = session.last_logits().unwrap().to_vec();
+            let layouts: Vec<_> = model.kernels().map(|(_, k)| k.layout().name()).collect();
+            let products = model.products().into_iter().flatten();
+            let bytes: usize = products.map(|(_, w)| w.bytes().len()).sum();
+            (logits, layouts, bytes)
+        };
+        let (expected, layouts, bytes) = run("ptq1_0");
+        assert!(layouts.contains(&"ptq1_0"));
+        let (found, layouts, fewer) = run("wide-row-b3x5");
+        assert_eq!(found, expected);
+        assert!(layouts.contains(&"wide-row-b3x5"));
+        assert!(fewer < bytes, "{fewer} of {bytes}");
+    }
+
     #[test]
     fn the_27b_is_described_without_its_bytes() {
         let model = Synthetic::new(&SHAPE_27B, Format::Ptq1_0, 1).unwrap();

@@ -140,8 +140,14 @@ fn one_hash_of_logits_for_every_kernel_thread_count_and_batch() {
         }
     }
     // Every kernel, with a thread count and a batch in turn. The scalar references take a second for a few tokens.
-    let of_weights =
-        |k: &&kernels::Kernel| matches!(k.layout().source(), Format::Pq2_0 | Format::Ptq1_0);
+    // Those that take rows of some matrix.
+    let nano = Gguf::from_bytes("nano", nano::PQ2_0).unwrap();
+    let widths: Vec<usize> = nano.tensors().iter().map(|t| t.cols()).collect();
+    let of_weights = |k: &&kernels::Kernel| {
+        let format = k.layout().source();
+        matches!(format, Format::Pq2_0 | Format::Ptq1_0)
+            && widths.iter().any(|&cols| k.takes(format, cols))
+    };
     for (i, kernel) in kernels::available().filter(of_weights).enumerate() {
         let bytes = if kernel.layout().source() == Format::Pq2_0 {
             nano::PQ2_0

@@ -409,6 +409,11 @@ fn roofline(folder: &Folder) -> Result<Option<Plot>> {
         let Some(moved) = moved.filter(|r| r.value > 0.0) else {
             continue;
         };
+        let name = format!("{} {}", rate.variant, rate.isa);
+        // A kernel that is measured at two widths, or named the fastest in a row of its own, is one series.
+        if series.iter().any(|s| s.name == name) {
+            continue;
+        }
         let weights_a_byte = rate.value / moved.value;
         let mut points = vec![(weights_a_byte, rate.value, ends(rate))];
         for prefill in on_all().filter(|r| r.metric == Metric::MacPerS && same(&r)) {
@@ -417,7 +422,7 @@ fn roofline(folder: &Folder) -> Result<Option<Plot>> {
             }
         }
         series.push(Series {
-            name: format!("{} {}", rate.variant, rate.isa),
+            name,
             colour: COLOURS[place_of(&mut isas, &rate.isa) % COLOURS.len()],
             mark: Mark::Points(place_of(&mut layouts, &rate.variant)),
             points,

@@ -1,4 +1,4 @@
-//! Base-3 codes of the wide-row layout (formats/wide_b3.rs): how each vector width gets at its five weights a byte.
+//! Base-3 codes of the wide-row layouts (formats/wide_b3.rs): how each vector width gets at its five weights a byte.
 
 // Every function is a run of instructions under the contract of `Codes`.
 #![allow(unsafe_op_in_unsafe_fn)]
@@ -8,10 +8,17 @@ use std::arch::x86_64::*;
 use super::lanes::{Avx2, Avx512, Avx512Vl, AvxVnni, Lanes};
 use super::wide::{Codes, prefetch_word};
 use crate::formats::TileRows;
-use crate::formats::wide_b3::{BYTES, UNIT, decode};
+use crate::formats::wide_b3::{BYTES, FIVE, FIVE_BYTES, FIVE_UNIT, UNIT, decode};
 
 /// 128 weights a block, 26 bytes a row.
 pub struct Base3;
+
+/// Five groups of 128 weights a block, 128 bytes a row.
+pub struct Base3x5;
+
+/// Words of a row in a block of [`Base3x5`], and those that one step of its decode loop takes.
+const WORDS: usize = FIVE_BYTES / 4;
+const STEP: usize = 4;
 
 /// The tables of the 16-row code, by the low six bits of a byte: four slots where the byte is below 192, four slots and the fifth weight
 /// (in slot 3) where it is not.
@@ -43,6 +50,15 @@ unsafe fn lookup(v: __m512i) -> (Avx512, __m512i) {
     (Avx512(slots), _mm512_mask_permutexvar_epi8(t4, k, v, fifth))
 }
 
+/// Each weight as a byte 0 to 2, in order of place.
+#[inline(always)]
+unsafe fn unpack512(v: Avx512) -> [Avx512; 5] {
+    let (slots, fifth) = lookup(v.0);
+    let [t0, t1, t2, t3] = slots.shift();
+    // Slot 3 alone is set, so nothing comes in from the byte above.
+    [t0, t1, t2, t3, Avx512(_mm512_srli_epi32::<6>(fifth))]
+}
+
 /// The last eight weights of each row: weight i of four in slot 0 of byte i, the next four in slot 1.
 #[inline(always)]
 unsafe fn last_eight512(codes: *const u8) -> __m512i {
@@ -58,8 +74,8 @@ unsafe impl Codes<Avx512> for Base3 {
     type Acc = [Avx512; 4];
 
     #[inline(always)]
-    unsafe fn start(offset: i32) -> Self::Acc {
-        Avx512::slots(offset)
+    unsafe fn start(offset: impl Fn(usize) -> i32) -> Self::Acc {
+        Avx512::slots(offset(0))
     }
 
     #[inline(always)]
@@ -97,23 +113,86 @@ unsafe impl Codes<Avx512> for Base3 {
     }
 
     #[inline(always)]
-    unsafe fn finish(acc: Self::Acc) -> Avx512 {
+    unsafe fn finish(acc: Self::Acc, _: usize) -> Avx512 {
         Avx512::slots_sum(acc)
     }
 
     #[inline(always)]
     unsafe fn unpack(codes: *const u8, mut put: impl FnMut(usize, Avx512)) {
         for c in 0..6 {
-            let (slots, fifth) = lookup(Avx512::load(codes.add(64 * c)).0);
-            for (s, u) in slots.shift().into_iter().enumerate() {
+            let u = unpack512(Avx512::load(codes.add(64 * c)));
+            for (s, u) in u.into_iter().enumerate() {
                 put(5 * c + s, u);
             }
-            // Slot 3 alone is set, so nothing comes in from the byte above.
-            put(5 * c + 4, Avx512(_mm512_srli_epi32::<6>(fifth)));
         }
         let [u, v, ..] = Avx512(last_eight512(codes)).shift();
         put(30, u);
         put(31, v);
+    }
+}
+
+// SAFETY: reads `BYTES` bytes of codes, 640 * T of activations.
+unsafe impl Codes<Avx512> for Base3x5 {
+    const GROUP: usize = 128;
+    const GROUPS: usize = FIVE;
+    const BYTES: usize = FIVE_BYTES * 16;
+    const UNIT: usize = FIVE_UNIT;
+    /// Sums of each group: 4^s times those of slot s.
+    type Acc = [Avx512; 5];
+
+    #[inline(always)]
+    unsafe fn start(offset: impl Fn(usize) -> i32) -> Self::Acc {
+        let mut acc = [Avx512::splat(offset(0)); 5];
+        for (g, acc) in acc.iter_mut().enumerate().skip(1) {
+            *acc = Avx512::splat(offset(g) << (2 * g.min(3)));
+        }
+        acc
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const T: usize>(
+        codes: *const u8,
+        y: *const i8,
+        mut acc: [Self::Acc; T],
+    ) -> [Self::Acc; T] {
+        for step in 0..WORDS / STEP {
+            for c in step * STEP..(step + 1) * STEP {
+                let codes = codes.add(64 * c);
+                prefetch_word::<Avx512>(codes, c);
+                let (slots, fifth) = lookup(Avx512::load(codes).0);
+                let [u0, u1, u2, u3] = slots.mask();
+                let u = [u0, u1, u2, u3, Avx512(fifth)];
+                for (t, acc) in acc.iter_mut().enumerate() {
+                    let y = y.add(4 * (c * T + t));
+                    for g in 0..FIVE {
+                        let y = Avx512::broadcast(y.add(128 * g * T));
+                        acc[g] = Avx512::sum_dot(acc[g], u[g], y);
+                    }
+                }
+            }
+        }
+        acc
+    }
+
+    #[inline(always)]
+    unsafe fn finish([a0, a1, a2, a3, a4]: Self::Acc, group: usize) -> Avx512 {
+        match group {
+            0 => a0,
+            1 => Avx512(_mm512_srai_epi32::<2>(a1.0)),
+            2 => Avx512(_mm512_srai_epi32::<4>(a2.0)),
+            3 => Avx512(_mm512_srai_epi32::<6>(a3.0)),
+            _ => Avx512(_mm512_srai_epi32::<6>(a4.0)),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(codes: *const u8, mut put: impl FnMut(usize, Avx512)) {
+        for c in 0..WORDS {
+            let u = unpack512(Avx512::load(codes.add(64 * c)));
+            for (g, u) in u.into_iter().enumerate() {
+                put(32 * g + c, u);
+            }
+        }
     }
 }
 
@@ -147,9 +226,9 @@ unsafe fn last_eight256(codes: *const u8) -> __m256i {
     _mm256_or_si256(v, _mm256_slli_epi32::<12>(v))
 }
 
-/// Each weight as a byte 0 to 2, in order of place.
+/// As [`unpack512`].
 #[inline(always)]
-unsafe fn unpack256(codes: *const u8, mut put: impl FnMut(usize, __m256i)) {
+unsafe fn five256(v: __m256i) -> [__m256i; 5] {
     // 3, 6 and 9, 18 and 27, 54 differ in their low four bits, all that the shuffle reads below 128; 81, 162 in their low two.
     let mut table = [0i8; 16];
     for power in [3usize, 9, 27] {
@@ -158,13 +237,24 @@ unsafe fn unpack256(codes: *const u8, mut put: impl FnMut(usize, __m256i)) {
     }
     // 6 = 54 mod 16 and is 2 for both powers.
     let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+    let [t0, t1, t2, t3, t4] = peel(v);
+    [
+        t0,
+        _mm256_shuffle_epi8(table, t1),
+        _mm256_shuffle_epi8(table, t2),
+        _mm256_shuffle_epi8(table, t3),
+        _mm256_and_si256(t4, _mm256_set1_epi8(3)),
+    ]
+}
+
+/// The weights of a block of [`Base3`].
+#[inline(always)]
+unsafe fn unpack256(codes: *const u8, mut put: impl FnMut(usize, __m256i)) {
     for c in 0..6 {
-        let [t0, t1, t2, t3, t4] = peel(_mm256_loadu_si256(codes.add(32 * c).cast()));
-        put(5 * c, t0);
-        put(5 * c + 1, _mm256_shuffle_epi8(table, t1));
-        put(5 * c + 2, _mm256_shuffle_epi8(table, t2));
-        put(5 * c + 3, _mm256_shuffle_epi8(table, t3));
-        put(5 * c + 4, _mm256_and_si256(t4, _mm256_set1_epi8(3)));
+        let u = five256(_mm256_loadu_si256(codes.add(32 * c).cast()));
+        for (s, u) in u.into_iter().enumerate() {
+            put(5 * c + s, u);
+        }
     }
     let last = last_eight256(codes);
     put(30, _mm256_and_si256(last, _mm256_set1_epi8(3)));
@@ -172,6 +262,60 @@ unsafe fn unpack256(codes: *const u8, mut put: impl FnMut(usize, __m256i)) {
         31,
         _mm256_and_si256(_mm256_srli_epi32::<2>(last), _mm256_set1_epi8(3)),
     );
+}
+
+/// The weights of a block of [`Base3x5`].
+#[inline(always)]
+unsafe fn unpack256x5(codes: *const u8, mut put: impl FnMut(usize, __m256i)) {
+    for c in 0..WORDS {
+        let u = five256(_mm256_loadu_si256(codes.add(32 * c).cast()));
+        for (g, u) in u.into_iter().enumerate() {
+            put(32 * g + c, u);
+        }
+    }
+}
+
+/// What the sums of each group are multiplied by: dots take a weight times its power of 3.
+const POWERS: [i32; 5] = [1, 3, 9, 27, 81];
+/// The same for AVX2, which brings the powers down to what 16 bits hold.
+const REDUCED: [i32; 5] = [1, 3, 1, 3, 1];
+
+/// [`Base3x5`] on 256-bit vectors: all but the dots, whose sums are multiples.
+macro_rules! five256 {
+    ($lanes:ident, $multiples:ident, {$($dots:tt)*}) => {
+        // SAFETY: as above.
+        unsafe impl Codes<$lanes> for Base3x5 {
+            const GROUP: usize = 128;
+            const GROUPS: usize = FIVE;
+            const BYTES: usize = FIVE_BYTES * 8;
+            const UNIT: usize = FIVE_UNIT;
+            /// Multiples of the sums of each group.
+            type Acc = [$lanes; 5];
+
+            #[inline(always)]
+            unsafe fn start(offset: impl Fn(usize) -> i32) -> Self::Acc {
+                let mut acc = [$lanes::splat(offset(0)); 5];
+                for g in 1..FIVE {
+                    acc[g] = $lanes::splat($multiples[g] * offset(g));
+                }
+                acc
+            }
+
+            $($dots)*
+
+            /// The inverse modulo 2^32 divides a multiple.
+            #[inline(always)]
+            unsafe fn finish(acc: Self::Acc, group: usize) -> $lanes {
+                let inverse = _mm256_set1_epi32(inverse($multiples[group]));
+                $lanes(_mm256_mullo_epi32(acc[group].0, inverse))
+            }
+
+            #[inline(always)]
+            unsafe fn unpack(codes: *const u8, mut put: impl FnMut(usize, $lanes)) {
+                unpack256x5(codes, |j, v| put(j, $lanes(v)))
+            }
+        }
+    };
 }
 
 macro_rules! dot_product256 {
@@ -185,9 +329,9 @@ macro_rules! dot_product256 {
             type Acc = [$lanes; 5];
 
             #[inline(always)]
-            unsafe fn start(offset: i32) -> Self::Acc {
+            unsafe fn start(offset: impl Fn(usize) -> i32) -> Self::Acc {
                 let zero = $lanes::splat(0);
-                [$lanes::splat(offset), zero, zero, zero, zero]
+                [$lanes::splat(offset(0)), zero, zero, zero, zero]
             }
 
             #[inline(always)]
@@ -224,7 +368,7 @@ macro_rules! dot_product256 {
 
             /// 81 times the sum is a multiple of 81: the inverse of 81 modulo 2^32 divides it.
             #[inline(always)]
-            unsafe fn finish([a0, a1, a2, a3, a4]: Self::Acc) -> $lanes {
+            unsafe fn finish([a0, a1, a2, a3, a4]: Self::Acc, _: usize) -> $lanes {
                 let triple_and = |a: __m256i, b: $lanes| {
                     _mm256_add_epi32(_mm256_add_epi32(a, _mm256_slli_epi32::<1>(a)), b.0)
                 };
@@ -237,6 +381,31 @@ macro_rules! dot_product256 {
                 unpack256(codes, |j, v| put(j, $lanes(v)))
             }
         }
+
+        five256!($lanes, POWERS, {
+            #[inline(always)]
+            unsafe fn dots<const T: usize>(
+                codes: *const u8,
+                y: *const i8,
+                mut acc: [Self::Acc; T],
+            ) -> [Self::Acc; T] {
+                for step in 0..WORDS / STEP {
+                    for c in step * STEP..(step + 1) * STEP {
+                        let codes = codes.add(32 * c);
+                        prefetch_word::<$lanes>(codes, c);
+                        let u = peel($lanes::load(codes).0);
+                        for (t, acc) in acc.iter_mut().enumerate() {
+                            let y = y.add(4 * (c * T + t));
+                            for g in 0..FIVE {
+                                let y = $lanes::broadcast(y.add(128 * g * T));
+                                acc[g] = $lanes::sum_dot(acc[g], $lanes(u[g]), y);
+                            }
+                        }
+                    }
+                }
+                acc
+            }
+        });
     };
 }
 
@@ -254,6 +423,61 @@ const fn inverse(n: i32) -> i32 {
     x
 }
 
+/// The weights of a byte, the second and the fourth of five times 3.
+#[inline(always)]
+unsafe fn reduced(v: __m256i) -> [__m256i; 5] {
+    let (three, seven) = (_mm256_set1_epi8(3), _mm256_set1_epi8(7));
+    let [t0, t1, t2, t3, t4] = peel(v);
+    // 9 and 18 are 1 and 2 modulo 4, as are 81 and 162; 27 and 54 are 3 and 6 modulo 8.
+    [
+        t0,
+        t1,
+        _mm256_and_si256(t2, three),
+        _mm256_and_si256(t3, seven),
+        _mm256_and_si256(t4, three),
+    ]
+}
+
+/// Adds the dots with four activations in 16 bits.
+#[inline(always)]
+unsafe fn dot16(acc: __m256i, u: __m256i, y: *const i8) -> __m256i {
+    _mm256_add_epi16(acc, _mm256_maddubs_epi16(u, Avx2::broadcast(y).0))
+}
+
+// 16 bits hold half a block: 16 words of weights as 3t, 16 * 2 * 6 * 127 = 24,384.
+five256!(Avx2, REDUCED, {
+    #[inline(always)]
+    unsafe fn dots<const T: usize>(
+        codes: *const u8,
+        y: *const i8,
+        mut acc: [Self::Acc; T],
+    ) -> [Self::Acc; T] {
+        const HALF: usize = WORDS / STEP / 2;
+        for half in 0..2 {
+            let mut sums = [[_mm256_setzero_si256(); FIVE]; T];
+            for step in half * HALF..(half + 1) * HALF {
+                for c in step * STEP..(step + 1) * STEP {
+                    let codes = codes.add(32 * c);
+                    prefetch_word::<Avx2>(codes, c);
+                    let u = reduced(Avx2::load(codes).0);
+                    for (t, sums) in sums.iter_mut().enumerate() {
+                        let y = y.add(4 * (c * T + t));
+                        for g in 0..FIVE {
+                            sums[g] = dot16(sums[g], u[g], y.add(128 * g * T));
+                        }
+                    }
+                }
+            }
+            for (acc, sums) in acc.iter_mut().zip(sums) {
+                for g in 0..FIVE {
+                    acc[g] = Avx2::sum_end(acc[g], sums[g]);
+                }
+            }
+        }
+        acc
+    }
+});
+
 // SAFETY: as above.
 unsafe impl Codes<Avx2> for Base3 {
     const GROUP: usize = 128;
@@ -266,11 +490,11 @@ unsafe impl Codes<Avx2> for Base3 {
     type Acc = [__m256i; 3];
 
     #[inline(always)]
-    unsafe fn start(offset: i32) -> Self::Acc {
+    unsafe fn start(offset: impl Fn(usize) -> i32) -> Self::Acc {
         [
             _mm256_setzero_si256(),
             _mm256_setzero_si256(),
-            _mm256_set1_epi32(3 * offset),
+            _mm256_set1_epi32(3 * offset(0)),
         ]
     }
 
@@ -280,44 +504,33 @@ unsafe impl Codes<Avx2> for Base3 {
         y: *const i8,
         mut acc: [Self::Acc; T],
     ) -> [Self::Acc; T] {
-        let dot = |acc: __m256i, u: __m256i, y: *const i8| {
-            _mm256_add_epi16(acc, _mm256_maddubs_epi16(u, Avx2::broadcast(y).0))
-        };
-        let (three, seven) = (_mm256_set1_epi8(3), _mm256_set1_epi8(7));
         for c in 0..6 {
             let codes = codes.add(32 * c);
             prefetch_word::<Avx2>(codes, c);
-            let [t0, t1, t2, t3, t4] = peel(Avx2::load(codes).0);
-            // 9 and 18 are 1 and 2 modulo 4, as are 81 and 162; 27 and 54 are 3 and 6 modulo 8.
-            let u = [
-                t0,
-                t1,
-                _mm256_and_si256(t2, three),
-                _mm256_and_si256(t3, seven),
-                _mm256_and_si256(t4, three),
-            ];
+            let u = reduced(Avx2::load(codes).0);
             for (t, acc) in acc.iter_mut().enumerate() {
                 let y = y.add(20 * c * T + 4 * t);
                 for s in 0..5 {
-                    acc[s % 2] = dot(acc[s % 2], u[s], y.add(4 * s * T));
+                    acc[s % 2] = dot16(acc[s % 2], u[s], y.add(4 * s * T));
                 }
             }
         }
         let last = last_eight256(codes);
+        let three = _mm256_set1_epi8(3);
         let u = [
             _mm256_and_si256(last, three),
             _mm256_and_si256(_mm256_srli_epi32::<2>(last), three),
         ];
         for (t, acc) in acc.iter_mut().enumerate() {
             for (s, &u) in u.iter().enumerate() {
-                acc[0] = dot(acc[0], u, y.add((120 + 4 * s) * T + 4 * t));
+                acc[0] = dot16(acc[0], u, y.add((120 + 4 * s) * T + 4 * t));
             }
         }
         acc
     }
 
     #[inline(always)]
-    unsafe fn finish([ones, threes, offset]: Self::Acc) -> Avx2 {
+    unsafe fn finish([ones, threes, offset]: Self::Acc, _: usize) -> Avx2 {
         let ones = _mm256_madd_epi16(ones, _mm256_set1_epi16(3));
         let threes = _mm256_madd_epi16(threes, _mm256_set1_epi16(1));
         let sum = _mm256_add_epi32(_mm256_add_epi32(ones, threes), offset);

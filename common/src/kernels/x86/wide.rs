@@ -6,6 +6,7 @@
 //! One source for 512-bit vectors (16 rows) and 256-bit ones (8 rows; AVX2, and both encodings of AVX-VNNI), and for scales
 //! that serve 64, 128 or 256 columns.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use half::f16;
@@ -18,8 +19,11 @@ use crate::kernels::{Group, MatrixRef, Out, TILE};
 /// Tokens whose slots stay masked; above, shifting a slot down once is cheaper than an accumulator a slot.
 const MASKED: usize = 4;
 
-/// Groups that share one shifting of the slots.
+/// Groups of tokens that share one shifting of the slots.
 const PASS: usize = 4;
+
+/// The most columns in a block.
+const MOST: usize = 640;
 
 /// How the codes of one block of a tile are stored, and what a vector of them takes to multiply.
 ///
@@ -29,6 +33,8 @@ const PASS: usize = 4;
 pub unsafe trait Codes<V: Lanes> {
     /// Columns that share a scale.
     const GROUP: usize;
+    /// Groups of a block: those whose codes share bytes, one unless said.
+    const GROUPS: usize = 1;
     /// Bytes of the codes of a block of a tile.
     const BYTES: usize;
     /// Blocks whose codes, then scales, stand together.
@@ -37,8 +43,8 @@ pub unsafe trait Codes<V: Lanes> {
     /// Accumulators of one token in decode.
     type Acc: Copy;
 
-    /// Accumulators that sum to `offset`.
-    unsafe fn start(offset: i32) -> Self::Acc;
+    /// Accumulators that sum to `offset(g)` in group g.
+    unsafe fn start(offset: impl Fn(usize) -> i32) -> Self::Acc;
     /// Adds the dots of a block with `T` tokens, `y[k / 4][token][k % 4]`. Asks for the codes that come [`FAR`] and [`NEAR`] bytes later
     /// on the way: between the dots, where requests that find no room delay them least.
     unsafe fn dots<const T: usize>(
@@ -46,8 +52,8 @@ pub unsafe trait Codes<V: Lanes> {
         y: *const i8,
         acc: [Self::Acc; T],
     ) -> [Self::Acc; T];
-    /// The sums of the rows.
-    unsafe fn finish(acc: Self::Acc) -> V;
+    /// The sums of the rows in a group.
+    unsafe fn finish(acc: Self::Acc, group: usize) -> V;
 
     /// Hands out each vector of codes as bytes 0 to 3, and its place k / 4.
     unsafe fn unpack(codes: *const u8, put: impl FnMut(usize, V));
@@ -64,13 +70,13 @@ unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
     type Acc = V::Slots;
 
     #[inline(always)]
-    unsafe fn start(offset: i32) -> V::Slots {
+    unsafe fn start(offset: impl Fn(usize) -> i32) -> V::Slots {
         // SAFETY: the contract of the trait.
-        unsafe { V::slots(offset) }
+        unsafe { V::slots(offset(0)) }
     }
 
     #[inline(always)]
-    unsafe fn finish(acc: V::Slots) -> V {
+    unsafe fn finish(acc: V::Slots, _: usize) -> V {
         // SAFETY: the contract of the trait.
         unsafe { V::slots_sum(acc) }
     }
@@ -157,8 +163,8 @@ unsafe fn block_of<V: Lanes, C: Codes<V>>(
     tile: usize,
     b: usize,
 ) -> (*const u8, *const f16) {
-    let blocks = w.cols / C::GROUP;
-    let bytes = (C::BYTES, 2 * V::ROWS);
+    let blocks = w.cols / (C::GROUP * C::GROUPS);
+    let bytes = (C::BYTES, 2 * V::ROWS * C::GROUPS);
     let (codes, scales) = layout::wide_block(C::UNIT, blocks, bytes, b);
     // SAFETY: the caller's contract.
     unsafe {
@@ -185,20 +191,27 @@ unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
         unsafe {
             let mut y = x.packed().as_ptr();
             let mut acc = [V::zero_f(); T];
-            for b in 0..w.cols / C::GROUP {
+            for b in 0..w.cols / (C::GROUP * C::GROUPS) {
                 let (codes, d) = block_of::<V, C>(w, tile, b);
-                prefetch(d.cast(), FAR, NEAR);
-                let mut sums = [C::start(*offsets.add(b * T)); T];
+                let offset = |t: usize| move |g| *offsets.add((b * C::GROUPS + g) * T + t);
+                let mut sums = [C::start(offset(0)); T];
                 for (t, sum) in sums.iter_mut().enumerate().skip(1) {
-                    *sum = C::start(*offsets.add(b * T + t));
+                    *sum = C::start(offset(t));
                 }
                 let sums = C::dots::<T>(codes, y, sums);
-                let dw = V::load_f16(d);
-                for t in 0..T {
-                    let dy = V::splat_f(*scales.add(b * C::GROUP / 256 * T + t));
-                    acc[t] = V::fma(C::finish(sums[t]).to_f(), V::mul(dw, dy), acc[t]);
+                for g in 0..C::GROUPS {
+                    let d = d.add(g * V::ROWS);
+                    if (g * 2 * V::ROWS).is_multiple_of(64) {
+                        prefetch(d.cast(), FAR, NEAR);
+                    }
+                    let dw = V::load_f16(d);
+                    for t in 0..T {
+                        let dy = (b * C::GROUPS + g) * C::GROUP / 256 * T + t;
+                        let dy = V::splat_f(*scales.add(dy));
+                        acc[t] = V::fma(C::finish(sums[t], g).to_f(), V::mul(dw, dy), acc[t]);
+                    }
                 }
-                y = y.add(C::GROUP * T);
+                y = y.add(C::GROUP * C::GROUPS * T);
             }
             for (t, acc) in acc.into_iter().enumerate().take(x.tokens()) {
                 V::store_f(out.at(t, tile * V::ROWS), acc);
@@ -220,36 +233,43 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
     // SAFETY: the caller's contract, as in `decode`.
     unsafe {
         let mut acc = [[[V::zero_f(); R]; TILE]; PASS];
-        let mut u = [[V::splat(0); R]; 64];
-        let u = &mut u[..C::GROUP / 4];
-        for b in 0..w.cols / C::GROUP {
-            let mut dw = [V::zero_f(); R];
-            for r in 0..R {
-                let (codes, d) = block_of::<V, C>(w, tile + r, b);
-                dw[r] = V::load_f16(d);
+        let mut u = [const { MaybeUninit::<[V; R]>::uninit() }; MOST / 4];
+        let mut d = [std::ptr::null(); R];
+        for block in 0..w.cols / (C::GROUP * C::GROUPS) {
+            for (r, d) in d.iter_mut().enumerate() {
+                let (codes, scales) = block_of::<V, C>(w, tile + r, block);
+                *d = scales;
                 for line in (0..C::BYTES).step_by(64) {
                     prefetch(codes.wrapping_add(line), FAR, NEAR);
                 }
-                C::unpack(codes, |j, v| u[j][r] = v);
+                C::unpack(codes, |j, v| u[j].as_mut_ptr().cast::<V>().add(r).write(v));
             }
-            for (x, acc) in x.iter().zip(&mut acc) {
-                let acc = &mut acc[..x.width()];
-                let parts = x.width().div_ceil(const { tokens::<V>(R) });
-                let size = x.width().div_ceil(parts);
-                for (part, acc) in acc.chunks_mut(size).enumerate() {
-                    let at = part * size;
-                    match acc.len() {
-                        1 => register_tile::<V, C, R, 1>(u, x, b, at, dw, acc),
-                        2 => register_tile::<V, C, R, 2>(u, x, b, at, dw, acc),
-                        3 => register_tile::<V, C, R, 3>(u, x, b, at, dw, acc),
-                        4 => register_tile::<V, C, R, 4>(u, x, b, at, dw, acc),
-                        6 if const { tokens::<V>(R) >= 6 } => {
-                            register_tile::<V, C, R, 6>(u, x, b, at, dw, acc)
+            let u = u[..C::GROUP * C::GROUPS / 4].assume_init_ref();
+            for (g, u) in u.chunks_exact(C::GROUP / 4).enumerate() {
+                let b = block * C::GROUPS + g;
+                let mut dw = [V::zero_f(); R];
+                for (dw, d) in dw.iter_mut().zip(d) {
+                    *dw = V::load_f16(d.add(g * V::ROWS));
+                }
+                for (x, acc) in x.iter().zip(&mut acc) {
+                    let acc = &mut acc[..x.width()];
+                    let parts = x.width().div_ceil(const { tokens::<V>(R) });
+                    let size = x.width().div_ceil(parts);
+                    for (part, acc) in acc.chunks_mut(size).enumerate() {
+                        let at = part * size;
+                        match acc.len() {
+                            1 => register_tile::<V, C, R, 1>(u, x, b, at, dw, acc),
+                            2 => register_tile::<V, C, R, 2>(u, x, b, at, dw, acc),
+                            3 => register_tile::<V, C, R, 3>(u, x, b, at, dw, acc),
+                            4 => register_tile::<V, C, R, 4>(u, x, b, at, dw, acc),
+                            6 if const { tokens::<V>(R) >= 6 } => {
+                                register_tile::<V, C, R, 6>(u, x, b, at, dw, acc)
+                            }
+                            8 if const { tokens::<V>(R) >= 8 } => {
+                                register_tile::<V, C, R, 8>(u, x, b, at, dw, acc)
+                            }
+                            n => unreachable!("no register tile of {n} tokens"),
                         }
-                        8 if const { tokens::<V>(R) >= 8 } => {
-                            register_tile::<V, C, R, 8>(u, x, b, at, dw, acc)
-                        }
-                        n => unreachable!("no register tile of {n} tokens"),
                     }
                 }
             }
@@ -273,7 +293,7 @@ const fn tokens<V: Lanes>(row_vectors: usize) -> usize {
     }
 }
 
-/// The sums of one block for tokens `at .. at + T` of a group, added to their results by the float rule.
+/// The sums of the `b`th columns that share a scale for tokens `at .. at + T` of a group, added to their results by the float rule.
 #[inline(always)]
 unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
     u: &[[V; R]],
