@@ -161,6 +161,15 @@ pub fn measured(finding: &Finding) -> String {
     value.unwrap_or_default().trim_end().into()
 }
 
+/// At most that many characters, the last of them `...` where some are left out.
+pub fn ellipsis(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.into();
+    }
+    let kept: String = text.chars().take(columns.saturating_sub(3)).collect();
+    kept.trim_end().to_string() + "..."
+}
+
 /// Text with its control characters made visible.
 pub fn printable(text: &str) -> String {
     let mut shown = String::new();
