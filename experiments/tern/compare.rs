@@ -316,19 +316,24 @@ fn write_screen(
             continue;
         }
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        for m in missing() {
-            let absent = m.why == "not run";
-            let what = number(&m.experiment) + if absent { " not run" } else { "" };
-            *counts.entry(what).or_default() += m.rows;
+        for m in missing().filter(|m| m.why != "not run") {
+            *counts.entry(number(&m.experiment)).or_default() += m.rows;
         }
-        let counts: Vec<String> = counts
+        let mut parts: Vec<String> = counts
             .iter()
-            .map(|(what, rows)| format!("{what} ({rows})"))
+            .map(|(experiment, rows)| format!("{rows} of {experiment}"))
             .collect();
+        let not_run: Vec<String> = missing()
+            .filter(|m| m.why == "not run")
+            .map(|m| number(&m.experiment))
+            .collect();
+        if !not_run.is_empty() {
+            parts.push(format!("and has not run {}", not_run.join(", ")));
+        }
         let line = format!(
-            "{} lacks {total} rows, by experiment: {}; why: --full",
+            "{} lacks {total} rows: {} (why: --full)",
             letter(i),
-            counts.join(", ")
+            parts.join(", ")
         );
         writeln!(out, "\n{}", wrap(&line, COLUMNS))?;
     }

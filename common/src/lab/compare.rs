@@ -333,7 +333,10 @@ fn besides(folders: &[Folder]) -> Vec<String> {
             format!("{line} ({})", short.join(", "))
         }
     });
-    lines.chain(compilers).collect()
+    let mut lines: Vec<String> = lines.chain(compilers).collect();
+    // Kernels are many and follow from the machine; what the user chose comes first.
+    lines.sort_by_key(|line| line.starts_with("kernel for "));
+    lines
 }
 
 type Fact = Box<dyn Fn(&Meta) -> Value>;
@@ -669,9 +672,9 @@ mod tests {
                 "--threads: - | [\"1\",\"4\"] (exp-03)",
                 "commit: aaaaaaaaaaaa | bbbbbbbbbbbb (exp-03)",
                 "dirty: false | true (exp-03)",
-                "kernel for pq2_0: wide-row/avx2 | wide-row/neon (exp-03)",
                 "sha256 of m.gguf: 111111111111 | 222222222222 (exp-03)",
                 "RUSTFLAGS: - | -Copt-level=1",
+                "kernel for pq2_0: wide-row/avx2 | wide-row/neon (exp-03)",
             ]
         );
     }

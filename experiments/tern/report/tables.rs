@@ -288,13 +288,13 @@ fn rows(folder: &Folder, run: &Run, links: &Links) -> String {
         .iter()
         .map(|g| g.rank(run, &groups, threads))
         .collect();
-    // Beyond what belongs to verdicts, every kind of work gets a line before any gets two, first that compared with most.
+    // On a page without verdicts every kind of work gets a line before any gets two, first what is compared with most.
     let turn = |i: usize| {
         let before = |j: &usize| {
             (ranks[*j] == ranks[i] && groups[*j].first().params == groups[i].first().params)
                 && (Reverse(groups[*j].ratios()), *j) < (Reverse(groups[i].ratios()), i)
         };
-        if ranks[i] < 3 {
+        if ranks[i] != 3 || !run.meta.verdicts.is_empty() {
             0
         } else {
             (0..groups.len()).filter(before).count()
