@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use common::lab::compare::{Comparison, How, Joined, Ratio, Threads, compare};
 use common::lab::table::{self, Style, StyleFlags};
-use common::lab::{Folder, Metric, split_params};
+use common::lab::{Folder, Metric};
 
 /// Results of two or more machines, or runs, side by side.
 ///
@@ -280,7 +280,7 @@ fn write_screen(
             let mut row = vec![
                 number(&j.subject.experiment),
                 table::ellipsis(&variant(j), 26),
-                table::ellipsis(&params(&j.subject.params), 32),
+                table::ellipsis(&table::params(&j.subject.params), 32),
                 counts.join(", "),
             ];
             row.extend(j.records.iter().map(|r| table::short(r.value)));
@@ -361,26 +361,6 @@ fn distance(joined: &Joined) -> f64 {
 /// `exp-04-row-pair-prefill` as `04`.
 fn number(experiment: &str) -> String {
     experiment.get(4..6).unwrap_or("?").to_string()
-}
-
-/// Parameters in short: names stand alone, numbers keep their key, and a shape is `32768x8192`.
-fn params(params: &str) -> String {
-    let Ok(pairs) = split_params(params) else {
-        return params.into();
-    };
-    let rows = pairs
-        .iter()
-        .find(|(key, _)| key == "rows")
-        .map(|(_, v)| v.clone());
-    let words = pairs
-        .iter()
-        .filter_map(|(key, value)| match (key.as_str(), &rows) {
-            ("rows", _) if pairs.iter().any(|(key, _)| key == "cols") => None,
-            ("cols", Some(rows)) => Some(format!("{rows}x{value}")),
-            _ if value.parse::<f64>().is_ok() => Some(format!("{key} {value}")),
-            _ => Some(value.clone()),
-        });
-    words.collect::<Vec<_>>().join(", ")
 }
 
 /// A metric's unit; a plain number's says what it is.

@@ -275,20 +275,76 @@ mod tests {
     }
 
     #[test]
-    fn any_byte_of_a_csv_changed_is_found() {
+    fn any_byte_of_any_file_changed_is_found_and_the_file_named() {
         let (_dir, machine, ledger) = copy();
-        for name in ["exp-03-mask-slot.csv", "claims.csv"] {
-            let path = machine.join(name);
+        for entry in fs::read_dir(&machine).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let good = fs::read(&path).unwrap();
+            for at in (0..good.len()).step_by(41) {
+                let mut bad = good.clone();
+                bad[at] = if bad[at] == b'1' { b'2' } else { b'1' };
+                fs::write(&path, &bad).unwrap();
+                let wrong = check_folder(&machine, &ledger);
+                assert!(
+                    wrong.iter().any(|line| line.contains(&name)),
+                    "{name}, byte {at}: {wrong:?}"
+                );
+            }
+            fs::write(&path, good).unwrap();
+        }
+    }
+
+    #[test]
+    fn any_byte_of_the_ledger_changed_is_found() {
+        let results = source::root().join("results");
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["claims.csv", "claims.json", SUMS];
+        for name in names {
+            fs::copy(results.join(name), dir.path().join(name)).unwrap();
+        }
+        check_ledger(dir.path()).unwrap();
+        for name in names {
+            let path = dir.path().join(name);
             let good = fs::read(&path).unwrap();
             for at in (0..good.len()).step_by(7) {
                 let mut bad = good.clone();
                 bad[at] = if bad[at] == b'1' { b'2' } else { b'1' };
                 fs::write(&path, &bad).unwrap();
-                let wrong = check_folder(&machine, &ledger);
-                assert!(!wrong.is_empty(), "{name}, byte {at}");
+                assert!(check_ledger(dir.path()).is_err(), "{name}, byte {at}");
             }
             fs::write(&path, good).unwrap();
         }
+    }
+
+    #[test]
+    fn what_hashes_do_not_tell_is_found() {
+        let (_dir, machine, ledger) = copy();
+        let wrong = |what: &str| {
+            let found = check_folder(&machine, &ledger).join("\n");
+            assert!(found.contains(what), "expected {what:?} in {found:?}");
+        };
+        fs::write(machine.join("notes.txt"), "").unwrap();
+        wrong("notes.txt: neither an experiment nor the report writes");
+        let facts = machine.join("machine.json");
+        let text = fs::read_to_string(&facts).unwrap();
+        fs::write(&facts, text.replace("\"threads\": 8", "\"threads\": 4")).unwrap();
+        wrong("threads: found 8, but machine.json has 4");
+        fs::write(&facts, text).unwrap();
+
+        // A row whose parameters stand in another order, with every hash in place.
+        let csv = machine.join("exp-03-mask-slot.csv");
+        let json = machine.join("exp-03-mask-slot.json");
+        let good = fs::read_to_string(&csv).unwrap();
+        let bad = good.replacen("rows=32768;cols=8192", "cols=8192;rows=32768", 1);
+        fs::write(&csv, &bad).unwrap();
+        let [from, to] = [&good, &bad].map(|text| files::sha256(text.as_bytes()));
+        let meta = fs::read_to_string(&json).unwrap().replace(&from, &to);
+        fs::write(&json, meta).unwrap();
+        fs::remove_file(machine.join(SUMS)).unwrap();
+        wrong("SHA256SUMS: missing");
+        fs::write(machine.join(SUMS), Sums::of(&machine).unwrap().to_bytes()).unwrap();
+        wrong("exp-03-mask-slot: params: cols before rows in one row and after it in another");
     }
 
     #[test]
