@@ -47,7 +47,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
 fn row(claim: &Claim, finding: Option<&Finding>, style: Style, shortened: bool) -> Vec<String> {
     let short = |text: &str, columns: usize| {
         if shortened {
-            ellipsis(text, columns)
+            table::ellipsis(text, columns)
         } else {
             text.to_string()
         }
@@ -65,15 +65,6 @@ fn row(claim: &Claim, finding: Option<&Finding>, style: Style, shortened: bool) 
         short(finding.map_or("", |f| &f.key), 60),
         short(&claim.claim, 50),
     ]
-}
-
-/// At most that many characters, the last of them `...` where some are left out.
-fn ellipsis(text: &str, columns: usize) -> String {
-    if text.chars().count() <= columns {
-        return text.into();
-    }
-    let kept: String = text.chars().take(columns.saturating_sub(3)).collect();
-    kept.trim_end().to_string() + "..."
 }
 
 fn summary(ledger: &[Claim], findings: &[Finding]) -> String {

@@ -9,15 +9,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use common::lab::sums::{SUMS, Sums, is_measured};
 use common::lab::verify::check_ledger;
-use common::lab::{self, Folder, Machine};
+use common::lab::{self, Claim, Folder, Machine};
 
 use plots::Plot;
 use tables::Links;
 
 /// Tables and plots of a machine's rows: spliced into the notebook pages and the README, and together in
-/// results/<machine>/report.md and plots/. The same rows give the same bytes.
+/// results/<machine>/report.md and plots/, whose hashes go into SHA256SUMS. The same rows give the same bytes.
 #[derive(clap::Args)]
 pub struct Args {
     /// The machine, by its name under results/ [default: this machine].
@@ -49,34 +50,39 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         (None, true) => Folder::open(&root.join("target/quick").join(name()))?,
         (None, false) => Folder::open(Path::new(&name()))?,
     };
+    // The report vouches for every file in the folder, so for none that is not as its experiment left it.
+    let mut sums = Sums::of(&folder.path)?;
+    if let Some(wrong) = sums.wrong(&folder.path, is_measured)?.first() {
+        bail!(
+            "{}: {wrong} (where the change was meant, remove {SUMS} first)",
+            folder.path.display()
+        );
+    }
     let results = root.join("results");
     let ledger = check_ledger(&results)?;
     let plots = plots::draw(&folder, &ledger, &published(&results)?)?;
     let pages = pages(&root)?;
-    let mut files = Vec::new();
 
-    // The whole report, beside the rows.
-    let beside = Links {
-        rows: String::new(),
-        pages: None,
+    // Published figures have no report of their own: it would say what no machine showed.
+    let measured = !is_published(&folder);
+    let mut files = if measured {
+        beside(&folder, &ledger, &pages, &plots)
+    } else {
+        Vec::new()
     };
-    let mut whole = format!("# {}\n\n", tables::escape(&folder.name));
-    whole += &tables::machine(&folder);
-    whole += "\n";
-    whole += &tables::verdicts(&ledger, &folder, &beside);
-    for plot in &plots {
-        whole += &format!("\n{}", beside.image(plot));
+    sums.retain(is_measured);
+    for (path, text) in &files {
+        if let Ok(name) = path.strip_prefix(&folder.path) {
+            sums.set(&name.to_string_lossy().replace('\\', "/"), text.as_bytes());
+        }
     }
-    for page in &pages {
-        whole += &format!("\n## {}\n\n", page.experiment);
-        whole += &tables::experiment(&folder, &page.experiment, &ledger, &[], &beside);
+    let own = folder.path.join("README.md");
+    if own.is_file() {
+        sums.set("README.md", &lab::read(&own, LIMIT)?);
     }
-    files.push((folder.path.join("report.md"), whole));
-    for plot in &plots {
-        files.push((folder.path.join(plot.path()), plot.svg.clone()));
-    }
+    files.push((folder.path.join(SUMS), String::from_utf8(sums.to_bytes())?));
 
-    if args.out.is_none() && !args.quick {
+    if args.out.is_none() && !args.quick && measured {
         let readme = root.join("README.md");
         let links = Links {
             rows: format!("results/{}/", folder.name),
@@ -132,6 +138,37 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(args.check && !changed.is_empty())))
 }
 
+/// The whole report, beside the rows, and its plots.
+fn beside(
+    folder: &Folder,
+    ledger: &[Claim],
+    pages: &[Page],
+    plots: &[Plot],
+) -> Vec<(PathBuf, String)> {
+    let links = Links {
+        rows: String::new(),
+        pages: None,
+    };
+    let mut whole = format!("# {}\n\n", tables::escape(&folder.name));
+    whole += &tables::machine(folder);
+    whole += "\n";
+    whole += &tables::verdicts(ledger, folder, &links);
+    for plot in plots {
+        whole += &format!("\n{}", links.image(plot));
+    }
+    for page in pages {
+        whole += &format!("\n## {}\n\n", page.experiment);
+        whole += &tables::experiment(folder, &page.experiment, ledger, &[], &links);
+    }
+    let mut files = vec![(folder.path.join("report.md"), whole)];
+    files.extend(
+        plots
+            .iter()
+            .map(|p| (folder.path.join(p.path()), p.svg.clone())),
+    );
+    files
+}
+
 /// A notebook page.
 struct Page {
     experiment: String,
@@ -177,9 +214,13 @@ fn published(results: &Path) -> Result<Vec<Folder>> {
     let mut folders = Vec::new();
     for name in lab::machines()? {
         let folder = Folder::open(&results.join(name))?;
-        if !folder.runs.is_empty() && folder.runs.iter().all(|r| r.meta.commit == "published") {
+        if is_published(&folder) {
             folders.push(folder);
         }
     }
     Ok(folders)
+}
+
+fn is_published(folder: &Folder) -> bool {
+    !folder.runs.is_empty() && folder.runs.iter().all(|r| r.meta.commit == "published")
 }

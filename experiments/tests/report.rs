@@ -86,6 +86,14 @@ fn the_same_rows_give_the_same_bytes() {
             .unwrap();
         String::from_utf8(bytes.clone()).unwrap()
     };
+    let sums = text("SHA256SUMS");
+    for (path, _) in seen[0]
+        .iter()
+        .filter(|(path, _)| !path.ends_with("SHA256SUMS"))
+    {
+        let line = format!("  {}\n", path.display());
+        assert!(sums.contains(&line), "{line:?} is not in {sums}");
+    }
     let whole = text("report.md");
     assert!(whole.contains("| L05 |") && whole.contains("plots/claims.svg"));
     let svg = text("claims.svg");
@@ -122,13 +130,32 @@ fn rows_that_are_not_what_was_written_are_refused() {
     assert!(files(folder.path()) == before, "nothing was written");
 }
 
+#[test]
+fn the_report_vouches_for_no_file_that_was_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    copy("snapdragon-x126100", folder.path());
+    assert!(report(folder.path()).output().unwrap().status.success());
+    let names = files(folder.path());
+    assert!(
+        names.keys().all(|path| !path.ends_with("report.md")),
+        "published figures"
+    );
+    let machine = folder.path().join("machine.json");
+    let text = fs::read_to_string(&machine).unwrap();
+    fs::write(&machine, text.replacen('8', "9", 1)).unwrap();
+    refused(
+        &report(folder.path()).output().unwrap(),
+        "machine.json: sha256: found",
+    );
+}
+
 /// A shell script with a temporary file system of its own at `$1`, where the system allows that; `$0` is tern, and the
 /// files of `$2` are copied there first.
 #[cfg(target_os = "linux")]
 fn in_a_file_system(options: &str, then: &str) -> Option<Output> {
     let mount = tempfile::tempdir().unwrap();
     let rows = tempfile::tempdir().unwrap();
-    copy("snapdragon-x126100", rows.path());
+    copy("intel-xeon-processor-2c", rows.path());
     let run = |script: &str| {
         let mut command = Command::new("unshare");
         command.args(["-Urm", "sh", "-c", script, env!("CARGO_BIN_EXE_tern")]);
@@ -145,15 +172,15 @@ fn in_a_file_system(options: &str, then: &str) -> Option<Output> {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_and_a_folder_that_cannot_be_written_to_lose_nothing() {
-    // The rows take some 60 KB in pages of 4 KB; the report and its plots do not fit behind them.
+    // What the rows leave of the disk is filled; the report and its plots do not fit behind them.
     let old = "echo old >\"$1\"/report.md; dd if=/dev/zero of=\"$1\"/fill bs=4k 2>/dev/null; \
                \"$0\" report --out \"$1\"; code=$?; cat \"$1\"/report.md; ls -a \"$1\" | grep -c tmp; exit $code";
-    if let Some(output) = in_a_file_system("size=256k", old) {
+    if let Some(output) = in_a_file_system("size=4m", old) {
         refused(&output, "report.md: cannot be written: No space left");
         assert_eq!(String::from_utf8_lossy(&output.stdout), "old\n0\n");
     }
     let read_only = "mount -o remount,ro \"$1\"; \"$0\" report --out \"$1\"";
-    if let Some(output) = in_a_file_system("size=256k", read_only) {
+    if let Some(output) = in_a_file_system("size=4m", read_only) {
         refused(
             &output,
             "report.md: cannot be written: Read-only file system",

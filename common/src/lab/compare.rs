@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::folder::Folder;
 use super::ledger::Verdict;
+use super::machine::Rustc;
 use super::meta::Meta;
 use super::row::{ISAS, Metric, Record};
 
@@ -297,6 +298,10 @@ fn besides(folders: &[Folder]) -> Vec<String> {
         .flat_map(|f| f.runs.iter().map(|r| r.meta.experiment.as_str()))
         .collect();
     let mut lines: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let differing = |what: &str, values: &[String]| {
+        let differ = values.iter().any(|v| *v != values[0]);
+        differ.then(|| format!("{what}: {}", values.join(" | ")))
+    };
     let mut shared = 0;
     for name in names {
         let metas: Option<Vec<&Meta>> = folders
@@ -307,28 +312,36 @@ fn besides(folders: &[Folder]) -> Vec<String> {
         shared += 1;
         for (what, of) in facts(&metas) {
             let values: Vec<String> = metas.iter().map(|m| shown(&of(m))).collect();
-            if values.iter().any(|v| *v != values[0]) {
-                let line = format!("{what}: {}", values.join(" | "));
+            if let Some(line) = differing(&what, &values) {
                 lines.entry(line).or_default().push(name);
             }
         }
     }
-    lines
+    let of_compilers = ["rustc", "RUSTFLAGS"]
         .into_iter()
-        .map(|(line, names)| {
-            if names.len() == shared && shared > 1 {
-                line
-            } else {
-                let short: Vec<&str> = names.iter().map(|n| n.get(..6).unwrap_or(n)).collect();
-                format!("{line} ({})", short.join(", "))
-            }
-        })
-        .collect()
+        .zip([(|r| &r.version) as fn(&Rustc) -> &String, |r| &r.flags]);
+    let compilers = of_compilers.filter_map(|(what, of)| {
+        let value = |f: &Folder| f.machine.rustc.as_ref().map(of).cloned();
+        let values: Vec<String> = folders.iter().map(|f| shown(&json!(value(f)))).collect();
+        differing(what, &values)
+    });
+    let lines = lines.into_iter().map(|(line, names)| {
+        if names.len() == shared && shared > 1 {
+            line
+        } else {
+            let short: Vec<&str> = names.iter().map(|n| n.get(..6).unwrap_or(n)).collect();
+            format!("{line} ({})", short.join(", "))
+        }
+    });
+    let mut lines: Vec<String> = lines.chain(compilers).collect();
+    // Kernels are many and follow from the machine; what the user chose comes first.
+    lines.sort_by_key(|line| line.starts_with("kernel for "));
+    lines
 }
 
 type Fact = Box<dyn Fn(&Meta) -> Value>;
 
-/// What may differ between runs: commit, flags, files, by name.
+/// What may differ between runs: commit, flags, kernels, files, by name.
 fn facts(metas: &[&Meta]) -> Vec<(String, Fact)> {
     let mut facts: Vec<(String, Fact)> = vec![
         ("schema".into(), Box::new(|m| json!(m.schema))),
@@ -349,6 +362,13 @@ fn facts(metas: &[&Meta]) -> Vec<(String, Fact)> {
             facts.push((what, Box::new(move |m| json!(m.flags.get(&flag)))));
         }
     }
+    for format in keys(|m| m.kernels.keys().cloned().collect()) {
+        let what = format!("kernel for {format}");
+        facts.push((
+            what,
+            Box::new(move |m| json!(m.kernels.get(&format).map(|k| &k.kernel))),
+        ));
+    }
     for file in keys(|m| m.inputs.keys().cloned().collect()) {
         let what = format!("sha256 of {file}");
         facts.push((
@@ -362,6 +382,7 @@ fn facts(metas: &[&Meta]) -> Vec<(String, Fact)> {
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
+        Value::String(text) if text.is_empty() => "-".into(),
         // Hashes, by their first digits.
         Value::String(text) if text.len() >= 40 && text.bytes().all(|b| b.is_ascii_hexdigit()) => {
             text[..12].into()
@@ -383,7 +404,7 @@ mod tests {
     use super::*;
     use crate::lab::ledger::Finding;
     use crate::lab::machine::Machine;
-    use crate::lab::meta::{Input, Refusal, SCHEMA};
+    use crate::lab::meta::{Input, Kernel, Refusal, SCHEMA};
     use crate::lab::row::Interval;
     use crate::lab::{Folder, folder::Run};
 
@@ -625,6 +646,18 @@ mod tests {
         a.runs[0].meta.inputs.insert("m.gguf".into(), input("1"));
         b.runs[0].meta.inputs.insert("m.gguf".into(), input("2"));
         b.runs[0].meta.commit = "b".repeat(40);
+        b.runs[0].meta.dirty = true;
+        let kernel = |kernel: &str| Kernel {
+            kernel: kernel.into(),
+            why: String::new(),
+        };
+        let of_a = kernel("wide-row/avx2");
+        a.runs[0].meta.kernels.insert("pq2_0".into(), of_a);
+        let of_b = kernel("wide-row/neon");
+        b.runs[0].meta.kernels.insert("pq2_0".into(), of_b);
+        for (folder, flags) in [(&mut a, ""), (&mut b, "-Copt-level=1")] {
+            folder.machine.rustc.as_mut().unwrap().flags = flags.into();
+        }
         b.runs[0]
             .meta
             .flags
@@ -638,7 +671,10 @@ mod tests {
             [
                 "--threads: - | [\"1\",\"4\"] (exp-03)",
                 "commit: aaaaaaaaaaaa | bbbbbbbbbbbb (exp-03)",
+                "dirty: false | true (exp-03)",
                 "sha256 of m.gguf: 111111111111 | 222222222222 (exp-03)",
+                "RUSTFLAGS: - | -Copt-level=1",
+                "kernel for pq2_0: wide-row/avx2 | wide-row/neon (exp-03)",
             ]
         );
     }

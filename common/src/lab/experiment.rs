@@ -22,6 +22,7 @@ use super::meta::{Held, Input, Kernel, Meta, Refusal, SCHEMA};
 use super::progress::Progress;
 use super::race::Race;
 use super::row::{self, Key, Record, Row};
+use super::sums::{SUMS, Sums};
 use super::{files, source, table};
 use crate::runtime::gguf::Gguf;
 
@@ -226,6 +227,7 @@ impl Experiment {
 
     /// The verdicts already in the folder read well, and no quick row lies beside a full one.
     fn check_folder(&self) -> Result<Vec<Finding>> {
+        Sums::read(&self.folder)?;
         for meta in Meta::all_in(&self.folder)? {
             ensure!(
                 meta.quick == self.flags.quick,
@@ -594,15 +596,18 @@ impl Experiment {
         findings.extend(self.findings.iter().cloned());
         let mut machine = self.machine.clone();
         machine.huge_pages.given = self.huge_pages.or_else(|| self.huge_pages_before());
-        let written = files::write_all(
-            &self.folder,
-            &[
-                (format!("{}.csv", self.name), csv),
-                (format!("{}.json", self.name), pretty(&meta)?),
-                ("machine.json".into(), pretty(&machine)?),
-                ("claims.csv".into(), ledger::write_findings(&findings)?),
-            ],
-        )?;
+        let mut written = vec![
+            (format!("{}.csv", self.name), csv),
+            (format!("{}.json", self.name), pretty(&meta)?),
+            ("machine.json".into(), pretty(&machine)?),
+            ("claims.csv".into(), ledger::write_findings(&findings)?),
+        ];
+        let mut sums = Sums::of(&self.folder)?;
+        for (name, bytes) in &written {
+            sums.set(name, bytes);
+        }
+        written.push((SUMS.into(), sums.to_bytes()));
+        let written = files::write_all(&self.folder, &written)?;
         let mut line = String::from("wrote");
         for path in written {
             let here = source::root();
@@ -729,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_writes_four_files_that_agree() {
+    fn a_run_writes_files_that_agree() {
         let dir = tempfile::tempdir().unwrap();
         let exit = run_in(dir.path(), "exp-03-x", &["L07"], &["--seed", "7"], measured);
         assert_eq!(exit, code(ExitCode::SUCCESS));
@@ -756,7 +761,22 @@ mod tests {
         );
         let machine = fs::read(dir.path().join("machine.json")).unwrap();
         serde_json::from_slice::<Machine>(&machine).unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+        let sums = Sums::read(dir.path()).unwrap().unwrap();
+        assert_eq!(sums.wrong(dir.path(), |_| true).unwrap(), [""; 0]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 5);
+    }
+
+    #[test]
+    fn a_file_changed_between_two_runs_stays_found_out() {
+        let dir = tempfile::tempdir().unwrap();
+        run_in(dir.path(), "exp-03-x", &["L07"], &[], measured);
+        let json = dir.path().join("exp-03-x.json");
+        let changed = fs::read_to_string(&json).unwrap().replacen("20", "21", 1);
+        fs::write(&json, changed).unwrap();
+        run_in(dir.path(), "exp-04-y", &[], &[], |_| Ok(()));
+        let sums = Sums::read(dir.path()).unwrap().unwrap();
+        let wrong = sums.wrong(dir.path(), |_| true).unwrap();
+        assert!(wrong.len() == 1 && wrong[0].starts_with("exp-03-x.json: sha256"));
     }
 
     #[test]
@@ -849,6 +869,7 @@ mod tests {
             ("claims.csv", "claim,verdict\nL07,reproduced\n"),
             ("exp-01-z.json", "{\"schema\": 99}"),
             ("exp-01-z.json", "not json"),
+            ("SHA256SUMS", "0  machine.json\n"),
         ] {
             let path = dir.path().join(name);
             fs::write(&path, text).unwrap();

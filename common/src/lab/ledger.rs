@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files;
 use super::row::{check_header, csv_error};
+use super::sums::{SUMS, Sums};
 
 /// A claim, as its source published it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +79,8 @@ pub fn read_ledger(path: &Path) -> Result<Vec<Claim>> {
     Ok(claims)
 }
 
-/// Writes the ledger and the `claims.json` that vouches for it, whose other fields stay as they are.
+/// Writes the ledger and the files that vouch for it: `claims.json`, whose other fields stay as they are, and
+/// `SHA256SUMS`.
 ///
 /// # Errors
 /// One that names the file.
@@ -95,9 +97,16 @@ pub fn write_ledger(results: &Path, claims: &[Claim]) -> Result<()> {
     facts["csv_sha256"] = files::sha256(&csv).into();
     let mut json = serde_json::to_vec_pretty(&facts)?;
     json.push(b'\n');
+    let mut sums = Sums::default();
+    sums.set("claims.csv", &csv);
+    sums.set("claims.json", &json);
     files::write_all(
         results,
-        &[("claims.csv".into(), csv), ("claims.json".into(), json)],
+        &[
+            ("claims.csv".into(), csv),
+            ("claims.json".into(), json),
+            (SUMS.into(), sums.to_bytes()),
+        ],
     )?;
     Ok(())
 }

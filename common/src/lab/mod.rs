@@ -56,6 +56,7 @@ mod race;
 mod row;
 mod source;
 mod stat;
+pub mod sums;
 pub mod table;
 pub mod verify;
 

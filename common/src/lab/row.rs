@@ -487,7 +487,11 @@ impl Record {
             "value: found {}, expected 1 or 0 for equal",
             self.value
         );
-        split_params(&self.params)?;
+        ensure!(
+            join_params(&split_params(&self.params)?)? == self.params,
+            "params: found {:?}, expected key=value joined by ';'",
+            self.params
+        );
         Ok(())
     }
 
@@ -803,6 +807,9 @@ mod tests {
             (",2,rows", ",-2,rows", "row 1: threads"),
             (",0\n", ",2\n", "row 1: quick"),
             ("avx2", "avx9", "row 1: isa"),
+            ("rows=", "Rows=", "row 1: params: key \"Rows\""),
+            ("from=", "rows=", "row 1: params: key \"rows\" given twice"),
+            (";from", ";;from", "row 1: params: found"),
         ] {
             assert!(good.contains(from), "{from}");
             let bad = good.replacen(from, to, 1);

@@ -4,7 +4,7 @@ use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
 
 use super::ledger::Finding;
-use super::row::Record;
+use super::row::{Record, split_params};
 
 /// How a table is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -161,6 +161,35 @@ pub fn measured(finding: &Finding) -> String {
     value.unwrap_or_default().trim_end().into()
 }
 
+/// At most that many characters, the last of them `...` where some are left out.
+pub fn ellipsis(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.into();
+    }
+    let kept: String = text.chars().take(columns.saturating_sub(3)).collect();
+    kept.trim_end().to_string() + "..."
+}
+
+/// Parameters in short: names stand alone, numbers keep their key, and a shape is `32768x8192`.
+pub fn params(params: &str) -> String {
+    let Ok(pairs) = split_params(params) else {
+        return params.into();
+    };
+    let rows = pairs
+        .iter()
+        .find(|(key, _)| key == "rows")
+        .map(|(_, v)| v.clone());
+    let words = pairs
+        .iter()
+        .filter_map(|(key, value)| match (key.as_str(), &rows) {
+            ("rows", _) if pairs.iter().any(|(key, _)| key == "cols") => None,
+            ("cols", Some(rows)) => Some(format!("{rows}x{value}")),
+            _ if value.parse::<f64>().is_ok() => Some(format!("{key} {value}")),
+            _ => Some(value.clone()),
+        });
+    words.collect::<Vec<_>>().join(", ")
+}
+
 /// Text with its control characters made visible.
 pub fn printable(text: &str) -> String {
     let mut shown = String::new();
@@ -191,6 +220,21 @@ mod tests {
             (1e-9, "1.000e-9"),
         ] {
             assert_eq!(short(value), text);
+        }
+    }
+
+    #[test]
+    fn parameters_in_short() {
+        for (full, text) in [
+            (
+                "rows=32768;cols=8192;batch=1;from=dram",
+                "32768x8192, batch 1, dram",
+            ),
+            ("rows=4", "rows 4"),
+            ("cols=4;what=ids", "cols 4, ids"),
+            ("", ""),
+        ] {
+            assert_eq!(params(full), text);
         }
     }
 

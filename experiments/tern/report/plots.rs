@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use common::lab::compare::{How, Joined, Threads, compare};
-use common::lab::table::{printable, short};
+use common::lab::table::{params, printable, short};
 use common::lab::{Claim, Folder, Metric, Record, Run, split_params};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -383,7 +383,8 @@ fn roofline(folder: &Folder) -> Result<Option<Plot>> {
     };
     let mut by_place = [("DRAM", "dram", Vec::new()), ("cache", "cache", Vec::new())];
     for record in &run.records {
-        if param(record, "batch")?.as_deref() == Some("1") {
+        // A row `of` several kernels, such as the fastest, repeats one of theirs.
+        if param(record, "batch")?.as_deref() == Some("1") && param(record, "of")?.is_none() {
             let from = param(record, "from")?;
             let mut places = by_place.iter_mut();
             if let Some(place) = places.find(|(_, name, _)| from.as_deref() == Some(*name)) {
@@ -543,25 +544,24 @@ fn tokens(folder: &Folder) -> Result<Option<Plot>> {
         "Tokens a second against the ceiling that memory sets, {} (tok/s)",
         counted(all)
     );
+    const BARS: i32 = 392;
     let line = 24;
     let height = 58 + 40 + line * bars.len() as u32;
     let name = ("tokens", Some("exp-08"));
     picture(folder, &[run], name, (&title, height), |area| {
         let left = (HPos::Left, VPos::Center);
-        for (x, colour, what) in [(360, COLOURS[0], "measured"), (460, GREY, "ceiling")] {
+        for (x, colour, what) in [
+            (BARS, COLOURS[0], "measured"),
+            (BARS + 100, GREY, "ceiling"),
+        ] {
             bar(area, (x, 2), (12, 12), colour)?;
             text(area, (x + 18, 8), what, 12, left, &BLACK)?;
         }
         for (i, (rate, ceiling)) in bars.iter().enumerate() {
             let y = 28 + line as i32 * i as i32;
-            let what = format!(
-                "{} {}  {}",
-                rate.variant,
-                rate.isa,
-                rate.params.replace(';', ", ")
-            );
-            text(area, (0, y + 7), &cut(&what, 54), 12, left, &BLACK)?;
-            let scale = 270.0 / scales[&phase(rate)?];
+            let what = format!("{} {}, {}", rate.variant, rate.isa, params(&rate.params));
+            text(area, (0, y + 7), &cut(&what, 60), 12, left, &BLACK)?;
+            let scale = 240.0 / scales[&phase(rate)?];
             let length = |value: f64| ((value * scale) as i32).max(1);
             let mut label = short(rate.value);
             if let Some((low, high)) = ends(rate) {
@@ -569,12 +569,12 @@ fn tokens(folder: &Folder) -> Result<Option<Plot>> {
             }
             let mut end = length(rate.value);
             if let Some(ceiling) = ceiling {
-                bar(area, (360, y + 4), (length(*ceiling), 6), GREY)?;
+                bar(area, (BARS, y + 4), (length(*ceiling), 6), GREY)?;
                 end = end.max(length(*ceiling));
                 label += &format!(" of {}", short(*ceiling));
             }
-            bar(area, (360, y), (length(rate.value), 14), COLOURS[0])?;
-            text(area, (360 + end + 6, y + 7), &label, 11, left, &BLACK)?;
+            bar(area, (BARS, y), (length(rate.value), 14), COLOURS[0])?;
+            text(area, (BARS + end + 6, y + 7), &label, 11, left, &BLACK)?;
         }
         Ok(())
     })
@@ -643,7 +643,7 @@ fn bits(folder: &Folder) -> Result<Option<Plot>> {
 
 /// Each claim as published and as measured here: the quantity that the verdict here rests on, where its source published
 /// the same; else what the source's own figure is of, where this machine has that row; else the two figures, if their
-/// metric is the same.
+/// metric is the same and says what it is of, as a count does not.
 fn claims(folder: &Folder, ledger: &[Claim], published: &[Folder]) -> Result<Option<Plot>> {
     let mut pairs: Vec<(&Claim, Record, Record)> = Vec::new();
     for source in published.iter().filter(|f| f.path != folder.path) {
@@ -675,7 +675,8 @@ fn claims(folder: &Folder, ledger: &[Claim], published: &[Folder]) -> Result<Opt
                 .or_else(of_theirs)
                 .map(|j| (j.records[0].clone(), j.records[1].clone()))
                 .or_else(|| {
-                    let ours = ours.filter(|r| r.metric == theirs.metric)?;
+                    let ours =
+                        ours.filter(|r| r.metric == theirs.metric && r.metric != Metric::Count)?;
                     Some((theirs.clone(), ours.clone()))
                 });
             if let Some((theirs, ours)) = pair {
@@ -704,8 +705,11 @@ fn claims(folder: &Folder, ledger: &[Claim], published: &[Folder]) -> Result<Opt
         }
         for (i, (claim, theirs, ours)) in pairs.iter().enumerate() {
             let y = 30 + line as i32 * i as i32;
-            let label = cut(&format!("{}  {}", claim.id, claim.claim), 46);
-            text(area, (0, y + 14), &label, 12, left, &BLACK)?;
+            text(area, (0, y + 6), &claim.id, 12, left, &BLACK)?;
+            for (line, part) in two_lines(&claim.claim, 46).iter().enumerate() {
+                let at = (34, y + 6 + 15 * line as i32);
+                text(area, at, part, 12, left, &BLACK)?;
+            }
             let most = theirs.value.abs().max(ours.value.abs());
             for (row, record, colour) in [(0, theirs, orange), (1, ours, blue)] {
                 let length = if most > 0.0 {
@@ -732,6 +736,17 @@ fn labelled(record: &Record) -> String {
     }
     let what = format!("{} {}", record.variant, record.isa);
     printable(&format!("{}  {}", text.trim_end(), cut(what.trim(), 22)))
+}
+
+/// Text in at most two lines of at most that many characters.
+fn two_lines(text: &str, columns: usize) -> Vec<String> {
+    let fits = |(at, _): &(usize, &str)| text[..*at].chars().count() <= columns;
+    match text.match_indices(' ').take_while(fits).last() {
+        Some((at, _)) if text.chars().count() > columns => {
+            vec![printable(&text[..at]), cut(&text[at + 1..], columns)]
+        }
+        _ => vec![cut(text, columns)],
+    }
 }
 
 fn cut(text: &str, columns: usize) -> String {
