@@ -8,9 +8,11 @@
 pub mod activations;
 #[cfg(target_arch = "aarch64")]
 pub mod arm;
+pub mod bitcos;
 pub mod census;
 pub mod dots;
 mod float;
+pub mod lookup;
 pub mod oracle;
 pub mod peak;
 pub mod read;
