@@ -101,20 +101,20 @@ pub fn race(exp: &mut Experiment, kernel: Kernel, at: &At, tokens: usize) -> Res
             .chain(theirs)
             .all(|o| o == first);
         exp.must_hold("multiplying and looking up give the same results", same);
-        for (name, start) in names.iter().zip(starts) {
-            let Some(other) = names.last().filter(|other| *other != name) else {
-                continue;
-            };
-            let speedup = times.speedup(name, other);
-            let key = exp.row(start.baseline(other).metric(Metric::Speedup, speedup))?;
-            if threads == exp.all_threads() {
-                rates.push((name.clone(), times.rate(name, metric, macs).median, key));
-            }
+        let Some((last, others)) = names.split_last() else {
+            continue;
+        };
+        let rate = |name: &str| times.rate(name, metric, macs).median;
+        let mut found = Rates::new();
+        for (name, start) in others.iter().zip(starts) {
+            let speedup = times.speedup(name, last);
+            let key = exp.row(start.baseline(last).metric(Metric::Speedup, speedup))?;
+            found.push((name.clone(), rate(name), key));
         }
-        if let Some(last) = names.last().filter(|_| threads == exp.all_threads()) {
-            let key = rates.last().map(|r| r.2.clone());
-            let rate = times.rate(last, metric, macs).median;
-            rates.extend(key.map(|key| (last.clone(), rate, key)));
+        let key = found.last().map(|r| r.2.clone());
+        found.extend(key.map(|key| (last.clone(), rate(last), key)));
+        if threads == exp.all_threads() {
+            rates = found;
         }
     }
     Ok(rates)

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use anyhow::{Context, Result, ensure};
 
 use super::Isa;
+use super::census::{self, Census};
 use crate::formats::tl1::{self, TILE_ROWS, lane};
 use crate::formats::{Codes, I2S, Tl1, Tl2, i2_s, tl2};
 
@@ -294,13 +295,18 @@ pub fn kernels() -> Vec<Kernel> {
 }
 
 impl Kernel {
-    /// Where the code that does a format's work starts: a function of this process.
-    pub fn code(&self, way: Way) -> *const u8 {
-        match way {
-            Way::I2S => self.i2_s as *const u8,
-            Way::Tl1 => self.pairs as *const u8,
-            Way::Tl2 => self.triples as *const u8,
-        }
+    /// Counts the loop that does a format's work, by what multiplies or looks up.
+    ///
+    /// # Errors
+    /// As [`census::census`].
+    pub fn census(&self, way: Way) -> Result<Census> {
+        let (code, work): (*const u8, &[&str]) = match way {
+            Way::I2S => (self.i2_s as *const u8, &census::DOTS),
+            Way::Tl1 => (self.pairs as *const u8, &["Vpshufb"]),
+            Way::Tl2 => (self.triples as *const u8, &["Vpshufb"]),
+        };
+        // SAFETY: a function.
+        unsafe { census::census_of(way.name(), code, work) }
     }
 
     /// `out[token][row] = w[row] . x[token]`, as bits of f32, for some of the rows, on this thread. `out` is that of all rows.

@@ -22,8 +22,7 @@ pub const KERNEL: Kernel = Kernel {
 /// AVX2; 16 bytes at `p`.
 #[inline(always)]
 unsafe fn table(p: *const u8) -> __m256i {
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast())) }
+    _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast()))
 }
 
 /// Rows 0 to 15 and 16 to 31 of what two tables give for 32 indices.
