@@ -1,4 +1,4 @@
-//! Races of kernels that are not among `common`'s: anything that can be called, next to a plain read of memory.
+//! Races of anything that can be called, next to a plain read of memory: kernels for formats that no model is stored in, and stacks.
 
 use std::ops::Range;
 use std::sync::OnceLock;
