@@ -1,4 +1,4 @@
-//! Races of anything that can be called, next to a plain read of memory: kernels for formats that no model is stored in, and stacks.
+//! Races of anything that can be called, next to a plain read of memory: kernels for formats that no model is stored in, stacks.
 
 use std::ops::Range;
 use std::sync::OnceLock;

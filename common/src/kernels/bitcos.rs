@@ -1,7 +1,7 @@
 //! Matrix times vector on BITCOS: one token, each instruction set against a scalar reference.
 //!
-//! Every kernel follows the float rule of [`kernels`](super), with a scale for each group of 128 weights. So it gives the bits that
-//! the two-bit and base-3 kernels give for the same codes.
+//! Every kernel follows the float rule of [`kernels`](super), with a scale for each group of 128 weights. So it gives the bits
+//! that the two-bit and base-3 kernels give for the same codes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
