@@ -312,7 +312,7 @@ impl Kernel {
     /// `out[token][row] = w[row] . x[token]`, as bits of f32, for some of the rows, on this thread. `out` is that of all rows.
     ///
     /// # Errors
-    /// Columns that differ, tables of another format, an output of another length, rows outside it or not from the start of a tile on.
+    /// Columns that differ, tables of another format, an output of another length, rows outside it or off the tiles.
     pub fn multiply(
         &self,
         w: &Matrix,
