@@ -39,20 +39,16 @@ on() {
     echo
     echo "== $cpu: $sets"
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu $cpu" \
-        TERN_EXPECT_ISA=$sets cargo test -q "${what[@]}" --target "$target" -- "$@"
+        TERN_EXPECT_ISA=$sets cargo test -q -p common --lib --target "$target" -- "$@"
 }
 
 echo "test-arm: building for $target"
-what=(-p common --lib)
-cargo test -q "${what[@]}" --target "$target" --no-run
+cargo test -q -p common --lib --target "$target" --no-run
 for core in "max neon,dotprod,i8mm" "cortex-a76 neon,dotprod" "cortex-a72 neon"; do
     on $core --exact --nocapture kernels::arm::tests::every_kernel_of_this_core_runs
 done
 on max neon,dotprod,i8mm kernels:: formats:: one_hash_of_logits
 on cortex-a76 neon,dotprod kernels::
 on cortex-a72 neon kernels::
-# The kernels that experiments have of their own.
-what=(-p experiments --bin exp-13-zero-density --bin exp-14-lookup-tables)
-on cortex-a72 neon
 echo
 echo "test-arm: every kernel ran exactly on max, cortex-a76 and cortex-a72; the model gave the logits that it gives on x86"

@@ -1,10 +1,17 @@
-//! Races of kernels that are not among `common`'s: anything that can be called, next to a plain read of memory.
+//! Races of anything that can be called, next to a plain read of memory: kernels for formats that no model is stored in, stacks.
+
+use std::ops::Range;
+use std::sync::OnceLock;
 
 use anyhow::Result;
+use common::kernels::{Activations, Kernel};
 use common::lab::{Experiment, Key, Metric, Row, Times};
-use common::runtime::pool::Pool;
+use common::runtime::memory::{self, AlignedBuf};
+use common::runtime::pool::{Chunks, Pool};
+use common::runtime::stack::Stack;
+use half::f16;
 
-use crate::decode::Wall;
+use crate::decode::{self, At, Wall};
 
 /// One that takes part: a call does `weights` multiply-accumulates and streams `bytes`.
 pub struct Entry<'a> {
@@ -20,7 +27,24 @@ pub struct Entry<'a> {
     pub call: Box<dyn FnMut() -> Result<()> + 'a>,
 }
 
-impl Entry<'_> {
+impl<'a> Entry<'a> {
+    /// A stack that multiplies all tokens of `x`.
+    pub fn of_stack(
+        stack: &'a mut Stack,
+        pool: &'a Pool,
+        x: &'a Activations,
+        out: &'a mut [f32],
+    ) -> Entry<'a> {
+        let (variant, isa) = decode::names(stack.kernel());
+        Entry {
+            variant,
+            isa,
+            weights: (stack.weights() * x.tokens()) as f64,
+            bytes: stack.bytes() as f64,
+            call: Box::new(move || stack.multiply(pool, x, out)),
+        }
+    }
+
     /// Its name in [`Times`] and in a baseline column.
     pub fn name(&self) -> String {
         name(self.variant, self.isa)
@@ -30,6 +54,84 @@ impl Entry<'_> {
 /// `variant isa`.
 pub fn name(variant: &str, isa: &str) -> String {
     format!("{variant} {isa}")
+}
+
+/// How many copies of one that takes so many bytes each of `matrices` in a race gets: one from cache; from DRAM as many as leave
+/// the caches, all together in half of the free memory.
+pub fn copies(exp: &Experiment, at: &At, matrices: u64) -> impl Fn(usize) -> usize + use<> {
+    let budget = memory::available_memory().unwrap_or(4 << 30) / 2 / matrices;
+    let (llc, dram) = (exp.last_level_cache(), at.from == "dram");
+    move |bytes| match dram {
+        true => Stack::copies_for_dram(bytes, llc, budget),
+        false => 1,
+    }
+}
+
+/// What a race from DRAM is held against; nothing for one from cache.
+///
+/// # Errors
+/// As [`Wall::new`].
+pub fn wall(exp: &Experiment, pool: &Pool, at: &At) -> Result<Option<Wall>> {
+    (at.from == "dram")
+        .then(|| Wall::new(pool, exp))
+        .transpose()
+}
+
+/// Copies of a matrix's parts, each on memory of its own: aligned, and on huge pages where the system gives them.
+///
+/// # Errors
+/// Memory that the system refuses.
+pub fn aligned<const N: usize>(
+    parts: &[Vec<u8>; N],
+    copies: usize,
+) -> Result<Vec<[AlignedBuf; N]>> {
+    let mut all = Vec::new();
+    for _ in 0..copies {
+        let copy = parts.iter().map(|part| AlignedBuf::copy_of(part));
+        let copy: Vec<_> = copy.collect::<Result<_>>()?;
+        all.extend(<[AlignedBuf; N]>::try_from(copy));
+    }
+    Ok(all)
+}
+
+/// A stack whose rows are these codes and scales in the kernel's format, over and over.
+///
+/// # Errors
+/// A shape that does not fit, memory that the system refuses.
+pub fn stack(
+    kernel: &'static Kernel,
+    codes: &[u8],
+    scales: &[f16],
+    at: &At,
+    copies: impl Fn(usize) -> usize,
+) -> Result<Stack> {
+    let (format, rows) = (kernel.layout().source(), codes.len() / at.cols);
+    let mut few = vec![0; format.matrix_bytes(rows, at.cols)?];
+    format.pack(codes, scales, &mut few)?;
+    let stock = few.repeat(at.rows / rows);
+    Stack::new(kernel, &stock, at.rows, at.cols, copies(stock.len()))
+}
+
+/// Has all threads of the pool multiply rows, in chunks of about 512 KiB of the `bytes` that all of them take and in multiples
+/// of `multiple`.
+///
+/// # Errors
+/// What `multiply` returned.
+pub fn by_rows(
+    pool: &Pool,
+    rows: usize,
+    bytes: usize,
+    multiple: usize,
+    multiply: impl Fn(Range<usize>) -> Result<()> + Sync,
+) -> Result<()> {
+    let size = (512 << 10) * rows / bytes.max(1);
+    let failure = OnceLock::new();
+    pool.chunks_by(rows, Chunks { size, multiple }, |_, rows| {
+        if let Err(error) = multiply(rows) {
+            failure.get_or_init(|| error);
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
 }
 
 /// Races the entries, with a wall against it too: for each a row of `metric` (Gw/s or GMAC/s) and, where bytes are given, one of

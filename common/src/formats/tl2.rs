@@ -16,6 +16,11 @@ use super::tl1::{BLOCK_COLS, TILE_ROWS, code_in_pairs, lane, pack_pairs};
 /// Columns of triples come in multiples of this.
 pub const TRIPLE_COLS: usize = 96;
 
+/// Of `cols` columns those that are triples; the rest, padded, are pairs.
+pub const fn triple_cols(cols: usize) -> usize {
+    cols.next_multiple_of(BLOCK_COLS) / TRIPLE_COLS * TRIPLE_COLS
+}
+
 /// A matrix of triples and pairs, with one scale.
 #[derive(Clone, Debug)]
 pub struct Tl2 {
@@ -33,7 +38,7 @@ impl Tl2 {
         let (rows, cols) = (codes.rows(), codes.cols());
         let (mut triples, mut signs, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
         let padded = cols.next_multiple_of(BLOCK_COLS);
-        let split = padded / TRIPLE_COLS * TRIPLE_COLS;
+        let split = triple_cols(cols);
         let value = |r, t: usize| {
             let w = |i| i32::from(codes.at(r, 3 * t + i)) - 1;
             9 * w(0) + 3 * w(1) + w(2)
@@ -82,7 +87,7 @@ impl Tl2 {
 
     /// Columns that are triples; those from here to `padded_cols` are pairs.
     pub fn triple_cols(&self) -> usize {
-        self.padded_cols() / TRIPLE_COLS * TRIPLE_COLS
+        triple_cols(self.cols)
     }
 
     /// The scale of the tensor.

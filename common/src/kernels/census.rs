@@ -41,7 +41,7 @@ pub fn census(kernel: &Kernel) -> Result<Census> {
 }
 
 /// Mnemonics of dot products, as the disassembler spells them.
-pub const DOTS: [&str; 2] = ["Vpdpbusd", "Vpmaddubsw"];
+pub(super) const DOTS: [&str; 2] = ["Vpdpbusd", "Vpmaddubsw"];
 
 /// Counts a loop of any function that is told by other instructions than dots, `work`: these then count as [`Census::dots`].
 ///
@@ -50,7 +50,7 @@ pub const DOTS: [&str; 2] = ["Vpdpbusd", "Vpmaddubsw"];
 ///
 /// # Safety
 /// `code` is the start of a function of this process.
-pub unsafe fn census_of(name: &str, code: *const u8, work: &[&str]) -> Result<Census> {
+pub(super) unsafe fn census_of(name: &str, code: *const u8, work: &[&str]) -> Result<Census> {
     #[cfg(target_arch = "x86_64")]
     {
         x86_64::census(name, code as u64, work)

@@ -4,13 +4,17 @@
 //! ([`Isa`]): decode (gemv) when the batch is one token, prefill (gemm) when it is more. All kernels of a format give
 //! the same bits: integer sums are exact, and floats follow one rule. For each run of k that shares one weight scale and one
 //! activation scale, in order of k, `acc = fma(f32(integer sum), dw * dy, acc)`, from 0.
+//!
+//! Formats that no model is stored in have kernels of their own kind: [`bitcos`], [`lookup`].
 
 pub mod activations;
 #[cfg(target_arch = "aarch64")]
 pub mod arm;
+pub mod bitcos;
 pub mod census;
 pub mod dots;
 mod float;
+pub mod lookup;
 pub mod oracle;
 pub mod peak;
 pub mod read;

@@ -3,9 +3,11 @@
 //! Checked under emulation, where time means nothing; which layout should win is decided by counting instructions, see
 //! [`KERNELS`].
 
+pub(super) mod bitcos;
 mod codes;
 pub(super) mod dots;
 mod fours;
+pub(super) mod lookup;
 pub(super) mod peak;
 mod run;
 mod sets;

@@ -1,11 +1,13 @@
 //! x86-64: AVX2, AVX-VNNI (256-bit) and AVX-512 VNNI.
 
 mod base3;
+pub(super) mod bitcos;
 mod bytes;
 pub(super) mod dots;
 mod eights;
 mod four_rows;
 mod lanes;
+pub(super) mod lookup;
 pub(super) mod peak;
 mod quads;
 mod rows;
