@@ -284,7 +284,7 @@ fn perplexity_by_chunk() {
     );
     refused(
         &["perplexity", "--file", &text, "--ctx", "1"],
-        "expected at least 2",
+        "expected a whole number, at least 2",
     );
 }
 
