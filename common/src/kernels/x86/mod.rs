@@ -15,6 +15,7 @@ pub(super) mod unpack;
 mod wide;
 
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use super::read::{FAR, NEAR};
 use super::{Group, Isa, Kernel, MatrixRef, Out, TilesFn};
@@ -45,6 +46,20 @@ pub(super) fn avx512() -> bool {
 /// As above, with lookups in a table of 64 bytes.
 pub(super) fn avx512_vbmi() -> bool {
     avx512() && is_x86_feature_detected!("avx512vbmi")
+}
+
+/// Whether 512-bit instructions run in two halves, as on AMD's Zen 4 (family 19h): they then leave two pipes to masks and shifts
+/// that do not multiply.
+fn half_width() -> bool {
+    use std::arch::x86_64::__cpuid;
+    static HALF: LazyLock<bool> = LazyLock::new(|| {
+        let vendor = __cpuid(0);
+        let amd = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+        let version = __cpuid(1).eax;
+        let family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
+        amd.as_flattened() == b"AuthenticAMD" && family == 0x19
+    });
+    *HALF
 }
 
 /// One function a kernel: the generic source inlined where its instruction set is enabled.

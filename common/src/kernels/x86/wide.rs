@@ -37,6 +37,8 @@ pub unsafe trait Codes<V: Lanes> {
     const GROUPS: usize = 1;
     /// Bytes of the codes of a block of a tile.
     const BYTES: usize;
+    /// Whether each vector of codes holds four slots of two bits, which a shift and a mask unpack.
+    const SLOTS: bool = false;
     /// Blocks whose codes, then scales, stand together.
     const UNIT: usize;
 
@@ -66,6 +68,7 @@ pub struct TwoBit<const G: usize>;
 unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
     const GROUP: usize = G;
     const BYTES: usize = G / 16 * V::BYTES;
+    const SLOTS: bool = true;
     const UNIT: usize = layout::UNIT;
     type Acc = V::Slots;
 
@@ -114,6 +117,43 @@ unsafe impl<V: Lanes, const G: usize> Codes<V> for TwoBit<G> {
             for (s, u) in slots.into_iter().enumerate() {
                 put(4 * c + s, u);
             }
+        }
+    }
+}
+
+/// Where a register tile of `R` row vectors takes the codes of its columns from.
+///
+/// # Safety
+/// `at` is called with a word of 16 columns inside the group, and one of its four slots.
+#[allow(clippy::missing_safety_doc)] // one contract, above
+unsafe trait Source<V, const R: usize>: Copy {
+    unsafe fn at(self, word: usize, slot: usize) -> [V; R];
+}
+
+/// Unpacked before, for many tokens.
+// SAFETY: indexing checks.
+unsafe impl<V: Lanes, const R: usize> Source<V, R> for &[[V; R]] {
+    #[inline(always)]
+    unsafe fn at(self, word: usize, slot: usize) -> [V; R] {
+        self[4 * word + slot]
+    }
+}
+
+/// The codes of each tile as they are stored, in slots of two bits.
+#[derive(Clone, Copy)]
+struct Direct<const R: usize>([*const u8; R]);
+
+// SAFETY: reads words of the block whose codes these are.
+unsafe impl<V: Lanes, const R: usize> Source<V, R> for Direct<R> {
+    #[inline(always)]
+    unsafe fn at(self, word: usize, slot: usize) -> [V; R] {
+        // SAFETY: the contract of the trait.
+        unsafe {
+            let mut u = [V::splat(0); R];
+            for (u, codes) in u.iter_mut().zip(self.0) {
+                *u = V::load(codes.add(word * V::BYTES)).shift()[slot];
+            }
+            u
         }
     }
 }
@@ -221,7 +261,7 @@ unsafe fn decode<V: Lanes, C: Codes<V>, const T: usize>(
 }
 
 /// Any number of tokens, `R` tiles of rows: multiplies are the cost, so the codes of a block are unpacked once for all
-/// tokens of a pass, and a register tile of `R` row vectors by up to `V::TOKENS` tokens reuses both its operands.
+/// tokens of a pass (or where they are used, if that is cheaper), and a register tile of `R` row vectors by up to `V::TOKENS` tokens reuses both its operands.
 #[inline(always)]
 unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
     w: &MatrixRef,
@@ -234,42 +274,35 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
     unsafe {
         let mut acc = [[[V::zero_f(); R]; TILE]; PASS];
         let mut u = [const { MaybeUninit::<[V; R]>::uninit() }; MOST / 4];
-        let mut d = [std::ptr::null(); R];
+        let (mut codes, mut d) = ([std::ptr::null(); R], [std::ptr::null(); R]);
+        // Two register tiles unpack twice for less than it costs to store what is unpacked; where masks do not compete with
+        // dots, so does any number.
+        let few = x.len() == 1 && x[0].width() <= 2 * V::TOKENS;
+        let direct = C::SLOTS && (few || V::BYTES == 64 && super::half_width());
         for block in 0..w.cols / (C::GROUP * C::GROUPS) {
-            for (r, d) in d.iter_mut().enumerate() {
-                let (codes, scales) = block_of::<V, C>(w, tile + r, block);
-                *d = scales;
+            for r in 0..R {
+                (codes[r], d[r]) = block_of::<V, C>(w, tile + r, block);
                 for line in (0..C::BYTES).step_by(64) {
-                    prefetch(codes.wrapping_add(line), FAR, NEAR);
+                    prefetch(codes[r].wrapping_add(line), FAR, NEAR);
                 }
-                C::unpack(codes, |j, v| u[j].as_mut_ptr().cast::<V>().add(r).write(v));
+                if !direct {
+                    C::unpack(codes[r], |j, v| {
+                        u[j].as_mut_ptr().cast::<V>().add(r).write(v)
+                    });
+                }
             }
-            let u = u[..C::GROUP * C::GROUPS / 4].assume_init_ref();
-            for (g, u) in u.chunks_exact(C::GROUP / 4).enumerate() {
+            for g in 0..C::GROUPS {
                 let b = block * C::GROUPS + g;
                 let mut dw = [V::zero_f(); R];
                 for (dw, d) in dw.iter_mut().zip(d) {
                     *dw = V::load_f16(d.add(g * V::ROWS));
                 }
+                let u = &u[g * (C::GROUP / 4)..][..C::GROUP / 4];
                 for (x, acc) in x.iter().zip(&mut acc) {
-                    let acc = &mut acc[..x.width()];
-                    let parts = x.width().div_ceil(const { tokens::<V>(R) });
-                    let size = x.width().div_ceil(parts);
-                    for (part, acc) in acc.chunks_mut(size).enumerate() {
-                        let at = part * size;
-                        match acc.len() {
-                            1 => register_tile::<V, C, R, 1>(u, x, b, at, dw, acc),
-                            2 => register_tile::<V, C, R, 2>(u, x, b, at, dw, acc),
-                            3 => register_tile::<V, C, R, 3>(u, x, b, at, dw, acc),
-                            4 => register_tile::<V, C, R, 4>(u, x, b, at, dw, acc),
-                            6 if const { tokens::<V>(R) >= 6 } => {
-                                register_tile::<V, C, R, 6>(u, x, b, at, dw, acc)
-                            }
-                            8 if const { tokens::<V>(R) >= 8 } => {
-                                register_tile::<V, C, R, 8>(u, x, b, at, dw, acc)
-                            }
-                            n => unreachable!("no register tile of {n} tokens"),
-                        }
+                    if direct {
+                        columns::<V, C, R>(Direct(codes), x, b, dw, acc);
+                    } else {
+                        columns::<V, C, R>(u.assume_init_ref(), x, b, dw, acc);
                     }
                 }
             }
@@ -279,6 +312,39 @@ unsafe fn prefill<V: Lanes, C: Codes<V>, const R: usize>(
                 for (r, &acc) in acc.iter().enumerate() {
                     V::store_f(out.at((first + g) * TILE + t, (tile + r) * V::ROWS), acc);
                 }
+            }
+        }
+    }
+}
+
+/// The `b`th columns that share a scale, for all tokens of a group.
+#[inline(always)]
+unsafe fn columns<V: Lanes, C: Codes<V>, const R: usize>(
+    u: impl Source<V, R>,
+    x: &Group,
+    b: usize,
+    dw: [V::F; R],
+    acc: &mut [[V::F; R]; TILE],
+) {
+    let acc = &mut acc[..x.width()];
+    let parts = x.width().div_ceil(const { tokens::<V>(R) });
+    let size = x.width().div_ceil(parts);
+    for (part, acc) in acc.chunks_mut(size).enumerate() {
+        let at = part * size;
+        // SAFETY: the caller's contract.
+        unsafe {
+            match acc.len() {
+                1 => register_tile::<V, C, R, 1>(u, x, b, at, dw, acc),
+                2 => register_tile::<V, C, R, 2>(u, x, b, at, dw, acc),
+                3 => register_tile::<V, C, R, 3>(u, x, b, at, dw, acc),
+                4 => register_tile::<V, C, R, 4>(u, x, b, at, dw, acc),
+                6 if const { tokens::<V>(R) >= 6 } => {
+                    register_tile::<V, C, R, 6>(u, x, b, at, dw, acc)
+                }
+                8 if const { tokens::<V>(R) >= 8 } => {
+                    register_tile::<V, C, R, 8>(u, x, b, at, dw, acc)
+                }
+                n => unreachable!("no register tile of {n} tokens"),
             }
         }
     }
@@ -296,7 +362,7 @@ const fn tokens<V: Lanes>(row_vectors: usize) -> usize {
 /// The sums of the `b`th columns that share a scale for tokens `at .. at + T` of a group, added to their results by the float rule.
 #[inline(always)]
 unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
-    u: &[[V; R]],
+    u: impl Source<V, R>,
     x: &Group,
     b: usize,
     at: usize,
@@ -304,7 +370,7 @@ unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
     acc: &mut [[V::F; R]],
 ) {
     let width = x.width();
-    // SAFETY: the caller's contract; `u` and `acc` are slices.
+    // SAFETY: the caller's contract; `acc` is a slice.
     unsafe {
         let offsets = x.offsets(C::GROUP).as_ptr().add(b * width + at);
         let scales = x.scales().as_ptr().add(b * C::GROUP / 256 * width + at);
@@ -313,21 +379,24 @@ unsafe fn register_tile<V: Lanes, C: Codes<V>, const R: usize, const T: usize>(
         for (t, total) in total.iter_mut().enumerate() {
             *total = [V::splat(*offsets.add(t)); R];
         }
-        for u in u.chunks(32) {
+        for run in (0..C::GROUP / 16).step_by(8) {
             let mut sum = [[V::sum_start(total[0][0]); R]; T];
             for t in 0..T {
                 for r in 0..R {
                     sum[t][r] = V::sum_start(total[t][r]);
                 }
             }
-            for u in u {
-                for (t, sum) in sum.iter_mut().enumerate() {
-                    let y = V::broadcast(y.add(4 * t));
-                    for r in 0..R {
-                        sum[r] = V::sum_dot(sum[r], u[r], y);
+            for word in run..(C::GROUP / 16).min(run + 8) {
+                for slot in 0..4 {
+                    let u = u.at(word, slot);
+                    for (t, sum) in sum.iter_mut().enumerate() {
+                        let y = V::broadcast(y.add(4 * t));
+                        for r in 0..R {
+                            sum[r] = V::sum_dot(sum[r], u[r], y);
+                        }
                     }
+                    y = y.add(4 * width);
                 }
-                y = y.add(4 * width);
             }
             for t in 0..T {
                 for r in 0..R {
