@@ -3,16 +3,75 @@
 //! H\[r\]\[c\] = (-1)^popcount(r & c) / sqrt(n): normalized Sylvester order, its own inverse. The stages run from the largest
 //! stride down, always in this order, so that the bits do not depend on the vector width.
 
+use super::lanes::{LANES, Lanes};
 use super::math::vectorized;
 
-/// Strides below this are done inside one array of that many values.
-const INNER: usize = 16;
-
-/// The transform of one block, a power of two long, without the factor.
+/// x = f (H x) for one block, a power of two long; f makes H normal.
 #[inline(always)]
-fn butterflies(x: &mut [f32]) {
+fn transform<V: Lanes>(x: &mut [f32]) {
+    let factor = 1.0 / (x.len() as f32).sqrt();
+    if x.len() < LANES {
+        short(x, factor);
+        return;
+    }
+    let (x, _) = x.as_chunks_mut::<LANES>();
+    // In vectors.
     let mut stride = x.len() / 2;
-    while stride >= INNER {
+    while stride >= 2 {
+        for x in x.chunks_exact_mut(2 * stride) {
+            two_stages::<V>(x);
+        }
+        stride /= 4;
+    }
+    if stride == 1 {
+        for pair in x.as_chunks_mut::<2>().0 {
+            let (a, b) = (V::load(&pair[0]), V::load(&pair[1]));
+            a.add(b).store(&mut pair[0]);
+            a.sub(b).store(&mut pair[1]);
+        }
+    }
+    for x in x {
+        let v = stage::<V, 8>(V::load(x));
+        let v = stage::<V, 4>(v);
+        let v = stage::<V, 2>(v);
+        let v = stage::<V, 1>(v);
+        v.mul(V::splat(factor)).store(x);
+    }
+}
+
+/// The stages of half and of a quarter of the length of x, with one walk through memory.
+#[inline(always)]
+fn two_stages<V: Lanes>(x: &mut [[f32; LANES]]) {
+    let (front, back) = x.split_at_mut(x.len() / 2);
+    let (a, b) = front.split_at_mut(front.len() / 2);
+    let (c, d) = back.split_at_mut(back.len() / 2);
+    for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+        let (va, vb, vc, vd) = (V::load(a), V::load(b), V::load(c), V::load(d));
+        let (va, vc) = (va.add(vc), va.sub(vc));
+        let (vb, vd) = (vb.add(vd), vb.sub(vd));
+        va.add(vb).store(a);
+        va.sub(vb).store(b);
+        vc.add(vd).store(c);
+        vc.sub(vd).store(d);
+    }
+}
+
+/// One stage within a vector: each place gets its partner plus or minus itself.
+#[inline(always)]
+fn stage<V: Lanes, const STRIDE: usize>(v: V) -> V {
+    let mut signs = [1.0; LANES];
+    for (l, sign) in signs.iter_mut().enumerate() {
+        if l & STRIDE != 0 {
+            *sign = -1.0;
+        }
+    }
+    v.fma(V::load(&signs), v.swap::<STRIDE>())
+}
+
+/// A block shorter than a vector.
+fn short(x: &mut [f32], factor: f32) {
+    let mut stride = x.len() / 2;
+    while stride > 0 {
         for pair in x.chunks_exact_mut(2 * stride) {
             let (a, b) = pair.split_at_mut(stride);
             for (a, b) in a.iter_mut().zip(b) {
@@ -21,36 +80,8 @@ fn butterflies(x: &mut [f32]) {
         }
         stride /= 2;
     }
-    let (chunks, rest) = x.as_chunks_mut::<INNER>();
-    for chunk in chunks {
-        inner::<8>(chunk);
-        inner::<4>(chunk);
-        inner::<2>(chunk);
-        inner::<1>(chunk);
-    }
-    // A block shorter than `INNER`: the whole of it.
-    while stride > 0 && !rest.is_empty() {
-        for pair in rest.chunks_exact_mut(2 * stride) {
-            let (a, b) = pair.split_at_mut(stride);
-            for (a, b) in a.iter_mut().zip(b) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        stride /= 2;
-    }
-}
-
-/// One stage within a vector: each place gets its partner plus or minus itself.
-#[inline(always)]
-fn inner<const STRIDE: usize>(x: &mut [f32; INNER]) {
-    let mut partner = [0f32; INNER];
-    let mut signed = [0f32; INNER];
-    for l in 0..INNER {
-        partner[l] = x[l ^ STRIDE];
-        signed[l] = if l & STRIDE == 0 { x[l] } else { -x[l] };
-    }
-    for l in 0..INNER {
-        x[l] = partner[l] + signed[l];
+    for x in x {
+        *x *= factor;
     }
 }
 
@@ -61,23 +92,15 @@ vectorized! {
         for (x, s) in x.iter_mut().zip(signs) {
             *x *= s;
         }
-        let factor = 1.0 / (block as f32).sqrt();
         for x in x.chunks_exact_mut(block) {
-            butterflies(x);
-            for x in x {
-                *x *= factor;
-            }
+            transform::<V>(x);
         }
     }
 
     /// x = s * (H x), block by block: the inverse of [`rotate`].
     pub fn rotate_back<V>(x: &mut [f32], signs: &[f32], block: usize) {
-        let factor = 1.0 / (block as f32).sqrt();
         for x in x.chunks_exact_mut(block) {
-            butterflies(x);
-            for x in x {
-                *x *= factor;
-            }
+            transform::<V>(x);
         }
         for (x, s) in x.iter_mut().zip(signs) {
             *x *= s;

@@ -22,6 +22,8 @@ pub(super) trait Lanes: Copy {
     fn mul(self, other: Self) -> Self;
     /// self * factor + term, rounded once.
     fn fma(self, factor: Self, term: Self) -> Self;
+    /// Lane l takes lane l ^ STRIDE, for 1, 2, 4 or 8.
+    fn swap<const STRIDE: usize>(self) -> Self;
 
     /// The sum of the lanes, by halves.
     #[inline(always)]
@@ -87,13 +89,22 @@ impl Lanes for Portable {
         }
         Portable(out)
     }
+    #[inline(always)]
+    fn swap<const STRIDE: usize>(self) -> Self {
+        let mut out = self.0;
+        for (l, out) in out.iter_mut().enumerate() {
+            *out = self.0[l ^ STRIDE];
+        }
+        Portable(out)
+    }
 }
 
 /// `N` registers of an instruction set, by the names of its intrinsics.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! registers {
     ($(#[$doc:meta])* $name:ident: [$register:ty; $n:literal],
-     $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, |$a:ident, $b:ident, $c:ident| $fma:expr) => {
+     $splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, |$a:ident, $b:ident, $c:ident| $fma:expr,
+     |$v:ident| $($stride:literal: $swap:expr),+) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(super) struct $name([$register; $n]);
@@ -141,6 +152,21 @@ macro_rules! registers {
                     unsafe { $fma }
                 }))
             }
+            #[inline(always)]
+            fn swap<const STRIDE: usize>(self) -> Self {
+                let mut out = self;
+                for (i, out) in out.0.iter_mut().enumerate() {
+                    let $v = self.0[i ^ (STRIDE / (LANES / $n))];
+                    // SAFETY: as in `splat`.
+                    *out = unsafe {
+                        match STRIDE {
+                            $($stride => $swap,)+
+                            _ => $v,
+                        }
+                    };
+                }
+                out
+            }
         }
     };
 }
@@ -150,19 +176,23 @@ registers!(
     /// AVX2 and FMA.
     Avx2: [__m256; 2],
     _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps,
-    |a, b, c| _mm256_fmadd_ps(a, b, c)
+    |a, b, c| _mm256_fmadd_ps(a, b, c),
+    |v| 1: _mm256_permute_ps::<0xb1>(v), 2: _mm256_permute_ps::<0x4e>(v), 4: _mm256_permute2f128_ps::<1>(v, v)
 );
 #[cfg(target_arch = "x86_64")]
 registers!(
     /// AVX-512 F.
     Avx512: [__m512; 1],
     _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps,
-    |a, b, c| _mm512_fmadd_ps(a, b, c)
+    |a, b, c| _mm512_fmadd_ps(a, b, c),
+    |v| 1: _mm512_permute_ps::<0xb1>(v), 2: _mm512_permute_ps::<0x4e>(v),
+        4: _mm512_shuffle_f32x4::<0xb1>(v, v), 8: _mm512_shuffle_f32x4::<0x4e>(v, v)
 );
 #[cfg(target_arch = "aarch64")]
 registers!(
     /// Neon, which every 64-bit Arm has.
     Neon: [float32x4_t; 4],
     vdupq_n_f32, vld1q_f32, vst1q_f32, vaddq_f32, vsubq_f32, vmulq_f32,
-    |a, b, c| vfmaq_f32(c, a, b)
+    |a, b, c| vfmaq_f32(c, a, b),
+    |v| 1: vrev64q_f32(v), 2: vextq_f32::<2>(v, v)
 );
