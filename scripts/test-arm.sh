@@ -6,10 +6,11 @@ cd "$(dirname "$0")/.."
 
 target=aarch64-unknown-linux-gnu
 sysroot=/usr
-packages=(rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu qemu-user)
+packages=(rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 
 ready() {
-    command -v qemu-aarch64 aarch64-linux-gnu-gcc >/dev/null &&
+    command -v qemu-aarch64 >/dev/null &&
+        echo 'int main() { return 0; }' | aarch64-linux-gnu-gcc -include stdint.h -static -x c -o /dev/null - 2>/dev/null &&
         [ -x "$sysroot/bin/rustc" ] && compgen -G "$sysroot/lib/rustlib/$target/lib/libstd-*.rlib" >/dev/null
 }
 
